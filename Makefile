@@ -7,11 +7,13 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.installed
 ARGS ?=
 NAME ?=
-WORKERS ?= 2
-PYTEST = PYTHONHASHSEED=0 $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal --durations=10
+WORKERS ?= 4
+SLOW_WORKERS ?= 3
+PYTEST = PYTHONHASHSEED=0 $(BIN)/python -m pytest --dist worksteal --durations=10
+NONE_FOUND_IS_FINE = $(if $(ARGS),|| [ $$? = 5 ])
 QUICK_BENCHES = $(shell grep -l '^QUICK = True' benchmarks/*.py 2>/dev/null)
 
-.PHONY: help setup demo test test-all test-frameworks check format reference bench clean
+.PHONY: help setup demo test test-all test-slow test-frameworks test-kubernetes check format reference bench clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' Makefile | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -22,14 +24,19 @@ demo: $(READY)  ## run the demonstration
 	@$(BIN)/python examples/demo.py $(ARGS)
 
 test: $(READY)  ## run the tests except the slow ones; ARGS="-k gate" is handed to pytest, WORKERS=0 runs them one by one
-	@$(PYTEST) -m "not slow" $(ARGS)
+	@$(PYTEST) --numprocesses $(WORKERS) -m "not slow" $(ARGS) $(NONE_FOUND_IS_FINE)
 
-test-all: $(READY)  ## run all tests, also those marked slow
-	@$(PYTEST) $(ARGS)
+test-all: test test-slow  ## run all tests
+
+test-slow: $(READY)  ## run the tests marked slow; fewer at a time, because they start processes of their own
+	@$(PYTEST) --numprocesses $(SLOW_WORKERS) -m slow $(ARGS) $(NONE_FOUND_IS_FINE)
 
 test-frameworks: $(READY)  ## train with every framework, each installed once into .frameworks; NAME=tensorflow for one
 	@$(if $(NAME),true,$(BIN)/python tests/frameworks/virtualenvs.py)
 	@FALAJ_NO_SKIPS=1 $(BIN)/python -m pytest --durations=0 --durations-min=1 tests/frameworks $(if $(NAME),-k $(NAME)) $(ARGS)
+
+test-kubernetes: $(READY)  ## run jobs on a cluster: that of KUBECONFIG, or one that the folder FALAJ_TEST_CLUSTER starts; ARGS="-m slow" runs the slow ones
+	@$(BIN)/python -m pytest --durations=10 -m "not slow" tests/kubernetes $(ARGS)
 
 check: $(READY)  ## format, lint, types and layers
 	@$(BIN)/ruff format --check .
@@ -53,7 +60,7 @@ else
 endif
 
 clean:  ## remove .venv, caches, and the virtualenvs of peers and frameworks
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis benchmarks/.venvs .frameworks
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis benchmarks/.venvs .frameworks .images
 	find src tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Reinstalls when pyproject.toml or constraints.txt is newer than the last installation.

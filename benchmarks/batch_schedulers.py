@@ -1,7 +1,7 @@
-"""Common batch schedulers for comparison in the simulator: first come first served, and EASY backfill.
+"""Baseline batch schedulers for the simulator: first come first served, and EASY backfill.
 
-Both order jobs by submission and ignore queues, quotas, priorities, labels, affinity and MIG slices. They know CPUs,
-memory, and GPUs by model, whole or shared. Placement is best fit: the node with the fewest free GPUs, then CPUs.
+Both order jobs by submission and ignore queues, quotas, priorities, labels, affinity and MIG slices. Placement is best
+fit: the node with the fewest free GPUs, then CPUs.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""What encryption costs: encrypted blobs beside the same local driver without encryption, 256 MiB written and read.
+"""Throughput of encrypted blobs, against the same local driver without encryption.
 
-Writes are durable on both sides (fsync before the blob is visible). `blobs.upload` also takes the SHA-256 of the bytes,
-in a thread beside either driver: that is measured too, since it is what a user gets.
-Reads come from the page cache, so that the disk does not hide the difference.
+256 MiB are written with fsync, and read from the page cache, so that the disk does not hide the difference.
+`blobs.upload` also computes a SHA-256, beside either driver. Figures are MiB/s.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ def main() -> None:
 
 
 def measure(folder: Path) -> dict[str, list[float]]:
-    """MiB/s of each round, all by turns; the first round only warms up."""
+    """Return MiB/s of each round, in alternation; the first round is a warm-up."""
     store = local_blobs(folder)
     encrypted = EncryptedBlobs(store, OneKey())
     ours, plain, hashed, both = (BlobKey(name) for name in ("ours", "plain", "hashed", "both"))

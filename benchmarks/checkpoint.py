@@ -1,9 +1,7 @@
-"""What a checkpoint costs the training: how long steps stand still for 1 GB of state, in one process and in two.
+"""Stall of a training loop per checkpoint of 1 GB, in one process and in two, against `torch.save` and `async_save`.
 
-Beside ours, on the same state, in turns: a synchronous `torch.save` (in two processes each saves its half), and
-torch.distributed.checkpoint's own `async_save` at its defaults. A stall is the time that saving keeps the loop from
-computing: in the call, and before the next update. The write goes on beside the steps, and competes with them for
-cores and disk; the time until all is kept, one step included, is told too. `torch.save` makes nothing durable.
+A stall is the time in which saving keeps the loop from computing: in the call, and before the next update. The time
+until the checkpoint is durable is reported beside it; `torch.save` makes nothing durable.
 """
 
 from __future__ import annotations
@@ -56,7 +54,7 @@ class Loop:
         self.before_update: Callable[[], None] = lambda: None
 
     def step(self) -> float:
-        """Do a step; the seconds for which it stood still before its update."""
+        """Do a step, and return the seconds that it was stalled before its update."""
         self.optimizer.zero_grad()
         loss: Tensor = self.model(self.rows).square().mean()
         loss.backward()  # type: ignore[no-untyped-call]
@@ -69,7 +67,7 @@ class Loop:
 
 
 Save = Callable[[Loop, Path], tuple[Callable[[], None], Callable[[], None]]]
-"""Begins to save; what must be over before the next update, and what ends with everything being kept."""
+"""Begins a save; returns a wait for the next update, and one until the checkpoint is complete."""
 
 
 def nothing() -> None:
@@ -77,7 +75,7 @@ def nothing() -> None:
 
 
 def with_torch_save(loop: Loop, folder: Path) -> tuple[Callable[[], None], Callable[[], None]]:
-    """What every process has, in a file of its own."""
+    """Save the state of every process in a separate file."""
     rank = dist.get_rank() if dist.is_initialized() else 0
     tensors = {
         name: local_tensor(each.detach())
@@ -88,7 +86,7 @@ def with_torch_save(loop: Loop, folder: Path) -> tuple[Callable[[], None], Calla
 
 
 def with_async_save(loop: Loop, folder: Path) -> tuple[Callable[[], None], Callable[[], None]]:
-    """The defaults; the write goes on in a thread."""
+    """Save with the defaults; the write continues in a thread."""
     tensors = collect_state(loop.model, loop.optimizer).tensors
     writer = FileSystemWriter(folder / "dcp", overwrite=True)
     saved: Any = async_save(dict(tensors), storage_writer=writer, process_group=GROUP[0])
@@ -96,11 +94,11 @@ def with_async_save(loop: Loop, folder: Path) -> tuple[Callable[[], None], Calla
 
 
 GROUP: list[dist.ProcessGroup | None] = [None]
-"""Over which the peer's thread talks: not over that of the steps, where both would take the other's messages."""
+"""The group of the peer's thread, separate from that of the steps so that messages do not mix."""
 
 
 class Ours:
-    """A checkpointer as `fit` has it; its memory is used again from one checkpoint to the next."""
+    """A checkpointer as in `fit`, which reuses its memory from one checkpoint to the next."""
 
     def __init__(self, folder: Path, world: ProcessGroup) -> None:
         self._checkpointer = Checkpointer(CheckpointFolder(folder), world)
@@ -117,7 +115,7 @@ class Ours:
 
 
 def measure(loop: Loop, save: Save, folder: Path) -> dict[str, float]:
-    """The stall of one checkpoint, and the time until all is kept."""
+    """Return the stall of one checkpoint, and the time until it is complete."""
     began = time.perf_counter()
     loop.before_update, finish = save(loop, folder)
     called = time.perf_counter() - began
@@ -129,7 +127,7 @@ def measure(loop: Loop, save: Save, folder: Path) -> dict[str, float]:
 
 
 def settle() -> None:
-    """Let the disk come to rest, so that nobody pays for the one before."""
+    """Flush the disk, so that no measurement pays for the one before."""
     os.sync()
     if dist.is_initialized():
         dist.barrier()
@@ -141,7 +139,7 @@ def take_turns(world: ProcessGroup, folder: Path) -> dict[str, list[dict[str, fl
     loop.step()
     ways: dict[str, Save] = {"falaj": ours, "torch.save": with_torch_save, "async_save": with_async_save}
     for save in ways.values():
-        measure(loop, save, folder)  # memory is touched for the first time
+        measure(loop, save, folder)  # first touch of the memory
     found: dict[str, list[dict[str, float]]] = {name: [] for name in ways}
     for number in range(ROUNDS):
         names = list(ways)[number % 3 :] + list(ways)[: number % 3]
@@ -155,7 +153,7 @@ def take_turns(world: ProcessGroup, folder: Path) -> dict[str, list[dict[str, fl
 
 
 def in_processes(count: int, folder: Path) -> dict[str, list[dict[str, float]]]:
-    """What the first of `count` processes measures."""
+    """Return what the first of `count` processes measures."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port = str(taken.getsockname()[1])

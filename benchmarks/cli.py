@@ -1,4 +1,4 @@
-"""How long a person waits for help: the CPU seconds of `falaj --help` beside `mlflow --help`."""
+"""CPU seconds of `falaj --help`, against `mlflow --help`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def main() -> None:
 
 
 def help_cpu_seconds(program: Path) -> float:
-    """User and system time of `program --help`, with the processes that it starts and waits for."""
+    """Return user and system time of `program --help`, including its child processes."""
     process = subprocess.Popen([program, "--help"], env=environment(), stdout=subprocess.DEVNULL)
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)

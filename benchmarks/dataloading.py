@@ -1,9 +1,7 @@
-"""Samples that take their time to read, as pictures do: `fit` with worker processes beside a plain loop with torch's
-own loader and as many; and how much of the reading `fit` hides behind the computing.
+"""Data loading with worker processes: `fit` against a plain loop with torch's DataLoader and as many workers.
 
-Both sides take turns on the same batches, each turn with its workers started anew; each side in a process of its own,
-because `fit` keeps the memory that its steps free, from which a loop in the same process would gain too. Counted are
-samples a second, and the CPU time of a step with that of its workers, which a busy neighbour does not blur.
+Both sides alternate on the same batches, each in its own process with new workers. Figures are samples per second, CPU
+time per step including workers, and the share of reading that is hidden behind computing.
 """
 
 from __future__ import annotations
@@ -34,11 +32,11 @@ AT_WORST = 0.97
 
 
 class Pictures(Dataset[tuple[Tensor, Tensor]]):
-    """Each is unpacked and augmented when it is read: about a millisecond of one core."""
+    """Samples that are unpacked and augmented when read: about a millisecond of one core."""
 
     def __init__(self) -> None:
-        dice = torch.Generator().manual_seed(0)
-        one = torch.randint(0, 255, (3 * SIDE * SIDE,), generator=dice, dtype=torch.uint8)
+        rng = torch.Generator().manual_seed(0)
+        one = torch.randint(0, 255, (3 * SIDE * SIDE,), generator=rng, dtype=torch.uint8)
         self._packed = zlib.compress(bytes(one.tolist()), 1)
 
     def __len__(self) -> int:
@@ -64,7 +62,7 @@ def main() -> None:
 
 
 def compare(workers: int, ours: ProcessPoolExecutor, theirs: ProcessPoolExecutor) -> list[Result]:
-    """What `fit` gives and costs, and the plain loop."""
+    """Return the rates and costs of `fit` and of the plain loop."""
 
     def turn(steps: int, *, plain_first: bool) -> tuple[Turn, Turn]:
         if plain_first:
@@ -88,7 +86,7 @@ def compare(workers: int, ours: ProcessPoolExecutor, theirs: ProcessPoolExecutor
 
 
 def hidden() -> Result:
-    """The part of the reading that steps did not wait for, with one worker."""
+    """Return the share of reading that steps did not wait for, with one worker."""
     seen: list[tuple[float, float]] = []
     account = loop.make_result
 
@@ -119,7 +117,7 @@ def plain_loop(workers: int, steps: int) -> Turn:
     model, plan = make_model(), BatchPlan(SAMPLES, BATCH_SIZE, seed=0)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     batches = [plan.indices(step).tolist() for step in range(1, steps + 1)]
-    fork = "fork" if workers else None  # as outside of a pool; else the start of new interpreters would count
+    fork = "fork" if workers else None  # as outside a pool; otherwise the start of interpreters would count
     clock = started()
     loader = DataLoader(Pictures(), batch_sampler=batches, num_workers=workers, multiprocessing_context=fork)
     for inputs, targets in loader:
@@ -148,7 +146,7 @@ def ended(clock: tuple[float, float], steps: int) -> Turn:
 
 
 def cpu_seconds() -> float:
-    """Of this process, and of its children that have ended."""
+    """Return the CPU seconds of this process, and of its children that have ended."""
     uses = [resource.getrusage(whose) for whose in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(use.ru_utime + use.ru_stime for use in uses)
 

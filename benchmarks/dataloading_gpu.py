@@ -1,8 +1,7 @@
-"""On a GPU: whether reading, sending and computing overlap. To be run by hand; it prints, and keeps nothing.
+"""Overlap of reading, copying and computing on a GPU, against a plain loop; run by hand, prints its results.
 
-Each batch takes about as long to be made ready on the host as the GPU computes on it. One after the other, a step takes
-the sum of both; overlapped, the larger. Three ways: a plain loop that waits for each step, `fit` that sends its
-batches as they are, and `fit` that sends them ahead out of page-locked memory; the last with worker processes too.
+A batch takes about as long on the host as on the GPU: without overlap a step takes the sum of both, with overlap the
+larger. Measured are a loop that waits for each step, and `fit` without and with pinned prefetching and workers.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ DEVICE = torch.device("cuda")
 
 
 class Rows:
-    """Samples of a quarter of a megabyte, which are copied and scaled when they are read."""
+    """Samples of a quarter of a megabyte, which are copied and scaled when read."""
 
     def __init__(self) -> None:
         self._rows = torch.randn(SAMPLES, WIDTH)
@@ -36,7 +35,7 @@ class Rows:
 
 
 class Busy(nn.Module):
-    """Computes for as long as it is told to."""
+    """Computes for a given time."""
 
     def __init__(self, rounds: int) -> None:
         super().__init__()
@@ -109,7 +108,7 @@ def one_after_the_other(data: Rows, rounds: int) -> float:
 
 
 def through_fit(data: Rows, rounds: int, plan: Plan) -> float:
-    """Seconds of a step between two looks, so that starting does not count."""
+    """Return the seconds of a step between two readings, so that the start does not count."""
     moments: list[float] = []
 
     def look(_: nn.Module) -> float:

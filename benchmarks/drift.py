@@ -1,7 +1,7 @@
-"""Drift against Evidently's default preset: time per window, and columns called drifted where nothing drifts.
+"""Drift detection against Evidently's default preset: time per window, and false alarms without drift.
 
-Evidently's figure includes the summary statistics that its preset computes beside the verdict. It picks its
-method by the size of the reference: KS at 0.05 per column up to 1,000 rows, Wasserstein beyond.
+Evidently's time includes the summary statistics of its preset. It picks its method by the size of the reference: KS at
+0.05 per column up to 1,000 rows, Wasserstein beyond.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def evidently(data: dict[str, Floats]) -> Looks:
 
 
 def ingestion_ns(*, batch: int, values: int = 2_000_000) -> tuple[float, float]:
-    """CPU time of one value through the sketcher, and into a bare KLL sketch."""
+    """Return the CPU time of one value through the sketcher, and into a bare KLL sketch."""
     from datasketches import kll_doubles_sketch
 
     from falaj.monitoring.sketches.sketchers import NumericSketcher

@@ -1,27 +1,15 @@
-"""Waits and fairness among teams: our queue beside first come first served, EASY backfill, and fixed quotas.
+"""Waits and fairness among teams, against first come first served, EASY backfill and fixed quotas.
 
-The machines and the shapes of tasks are from the public trace openb (Alibaba): every 120th of its nodes, and its tasks,
-drawn with replacement, that fit on one of those. Everything else is a RANDOM MODEL OF OURS, since the trace has neither
-teams nor queues, and at its own timestamps the cluster is nearly idle:
+Nodes and task shapes are from the public trace openb (every 120th node, and the tasks that fit there). Since the trace
+has no teams and a nearly idle cluster, the rest is a random model: five teams, one of which (`greedy`) requests three
+times its share; campaigns of 1 to 24 equal jobs with a total of 95 % of all GPU-hours; run times of 20 minutes in the
+median; limits of 1.2 to 4 times that; 10 % not preemptible, and 15 % of whole-GPU tasks as gangs.
 
-- five teams, four of weight 1 and one of weight 2. One of weight 1, `greedy`, asks for half of all the work, which is
-  three times its share by weight; the others divide the rest by weight, so that each asks for less than its share;
-- jobs come in campaigns: a team submits 1 to 24 jobs of one shape at once (geometric, 6 on average), at moments that
-  are uniform over a span in which the work asked comes to 95 % of all GPU-hours there are;
-- a job computes for 20 minutes in the median (lognormal, sigma 1.2, from 1 minute to 4 hours) and states a time limit
-  of 1.2 to 4 times that, uniformly, rounded up to 15 or 30 minutes or 1, 2, 4, 8 or 16 hours; one in ten may not be
-  preempted;
-- 15 % of the tasks that ask for whole GPUs become gangs of 2 to 4 replicas, as far as the smallest quota holds them.
+A quota is a team's share by weight. Falaj's teams may borrow the whole cluster and give it back within a minute, from a
+checkpoint; history halves in 12 hours. The peers are our implementations on the same simulator.
 
-A quota is a team's share of all GPUs by weight. With us a team may borrow up to the whole cluster, and gives back
-within a minute (grace) without losing work (it saves itself when told to go); history halves in 12 hours. The peers run
-on the same simulator with the same jobs: first come first served without backfill; EASY backfill, which knows no teams;
-and our own scheduler with fixed quotas, so without borrowing. They are implemented here, not somebody's product.
-
-Figures are means over seeds. `jain` is Jain's index over what each team held while it waited / what it was entitled to
-then by weight (1: all alike). `deviation` is the largest that any team was short of its entitlement on average while it
-waited, as a share of the whole. GPU use is from the first submission to the last end. Goals only say which way is
-better. Where the trace lies: as for `placement`.
+Figures are means over seeds. `jain` is Jain's index over held / entitled while a team waited (1: all alike);
+`deviation` is the largest average shortfall of a team, as a share of the cluster. Goals only state which way is better.
 """
 
 from __future__ import annotations
@@ -153,17 +141,17 @@ def draw(seed: int, nodes: Sequence[Node], tasks: Sequence[Demand]) -> list[Past
     chance = random.Random(seed)
     shares, largest = asked_shares(), smallest_quota(nodes)
     campaigns: list[tuple[str, list[tuple[Resources, int, timedelta]]]] = []
-    asked = dict.fromkeys(WEIGHTS, 0.0)
+    work = dict.fromkeys(WEIGHTS, 0.0)
     drawn = 0
     while drawn < JOBS:
         team = min(
-            asked, key=lambda name: asked[name] / shares[name]
-        )  # so that each asks its share of the work
+            work, key=lambda name: work[name] / shares[name]
+        )  # so that each requests its share of the work
         campaign = draw_campaign(chance, tasks, largest)
         drawn += len(campaign)
-        asked[team] += sum(work_of(*job) for job in campaign) + 1e-6
+        work[team] += sum(work_of(*job) for job in campaign) + 1e-6
         campaigns.append((team, campaign))
-    span = sum(asked.values()) / (count_gpus(nodes) * LOAD)
+    span = sum(work.values()) / (count_gpus(nodes) * LOAD)
     jobs: list[PastJob] = []
     for team, campaign in campaigns:
         comes = BEGIN + chance.uniform(0, span) * HOUR
@@ -231,22 +219,23 @@ def resources(task: Demand) -> Resources:
 
 
 def work_of(each: Resources, replicas: int, lasts: timedelta) -> float:
-    """GPU-hours."""
+    """Return GPU-hours."""
     return each.gpus * each.gpu_milli / WHOLE_GPU * replicas * (lasts / HOUR)
 
 
 def fits_somewhere(task: Demand, nodes: Sequence[Node]) -> bool:
-    asked = resources(task)
-    return asked.gpus <= smallest_quota(nodes) and any(
-        node.cpus >= asked.cpus
-        and node.memory_bytes >= asked.memory_bytes
-        and sum(asked.gpu_models is None or gpu.model in asked.gpu_models for gpu in node.gpus) >= asked.gpus
+    needed = resources(task)
+    return needed.gpus <= smallest_quota(nodes) and any(
+        node.cpus >= needed.cpus
+        and node.memory_bytes >= needed.memory_bytes
+        and sum(needed.gpu_models is None or gpu.model in needed.gpu_models for gpu in node.gpus)
+        >= needed.gpus
         for node in nodes
     )
 
 
 def smallest_quota(nodes: Sequence[Node]) -> int:
-    """No job asks for more than the smallest team may ever have with fixed quotas, so that all can run everywhere."""
+    """Return the smallest quota, which no job may exceed, so that all can run under fixed quotas."""
     return math.floor(count_gpus(nodes) * min(WEIGHTS.values()) / sum(WEIGHTS.values()))
 
 

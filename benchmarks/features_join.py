@@ -1,11 +1,8 @@
-"""A training set as of the past: Falaj's point-in-time join beside Feast's duckdb store, on the same rows.
+"""Point-in-time join against Feast's duckdb store, on the same rows.
 
-Two views (1M and 500k rows), 100k spine rows, ttl 30 days; both sides leave out what was created after a spine row's
-time. Each runs in a process of its own, from stored tables (Delta here, Parquet there) to Arrow in memory; CPU seconds
-are those of the call, with the processes that it starts, and without imports. The results are compared row by row.
-Feast joins every row within the ttl and then picks one, so its cost grows with the rows per entity: both a row a day
-(90 in the larger view, as daily snapshots have) and a sparse history (20) are measured. Falaj counts the pairs first:
-it sorts in the one case, and compares in the other.
+Two views (1M and 500k rows), 100k spine rows, ttl 30 days; both exclude rows created after the spine row's time. Each
+side runs in its own process, from stored tables to Arrow in memory; CPU seconds are those of the call. Feast's cost
+grows with the rows per entity, so both a dense (90) and a sparse (20) history are measured.
 """
 
 from __future__ import annotations
@@ -114,9 +111,10 @@ def run(command: list[str]) -> dict[str, float]:
 def join_with_falaj(folder: Path) -> None:
     """Run Falaj in its own process."""
     from falaj.drivers.deltalake.tables import DeltaTables
-    from falaj.drivers.duckdb.queries import DuckDbQueryEngine
+    from falaj.drivers.duckdb.queries import BUDGET_BYTES, DuckDbQueryEngine
     from falaj.features.arrow_tables import in_memory_if_small
     from falaj.features.joins import ROW, JoinedView, join
+    from falaj.ports.memory import MemoryBudget
     from falaj.ports.tables import TableKey
 
     tables, queries = DeltaTables(folder), DuckDbQueryEngine(spill=folder / "spill")
@@ -132,10 +130,16 @@ def join_with_falaj(folder: Path) -> None:
         for name in VIEWS
     ]
 
+    versions = {name: tables.file_hashes(TableKey(name), version=0) for name in VIEWS}
+
     def work() -> pa.Table:
         spine = pq.read_table(folder / "spine.parquet")
         numbered = spine.append_column(ROW, pa.array(np.arange(spine.num_rows)))
-        stored = {name: in_memory_if_small(tables.read(TableKey(name), version=0)) for name in VIEWS}
+        with MemoryBudget(BUDGET_BYTES).lease() as memory:
+            stored = {
+                name: in_memory_if_small(tables.read(TableKey(name), version=versions[name]), memory=memory)
+                for name in VIEWS
+            }
         inputs = {"spine": numbered, **stored}
         return join(queries, inputs, spine.column_names, event_time="event_timestamp", views=views)
 
@@ -152,7 +156,7 @@ def measured(work: Callable[[], pa.Table]) -> tuple[pa.Table, dict[str, float]]:
 
 
 def peak_mb() -> float:
-    """The most memory that this process held; ru_maxrss would begin with that of the process that started it."""
+    """Return the peak memory of this process; ru_maxrss would begin with that of its parent."""
     (line,) = [
         each for each in Path("/proc/self/status").read_text().splitlines() if each.startswith("VmHWM")
     ]

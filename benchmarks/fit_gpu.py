@@ -1,7 +1,6 @@
-"""`fit` on an NVIDIA GPU: precisions, compile, a run that is killed and goes on, and a checkpoint that changes device.
+"""`fit` on an NVIDIA GPU: precisions, compilation, resuming after a kill, and checkpoints that change device.
 
-Needs torch and a GPU, nothing else (`PYTHONPATH=src python benchmarks/fit_gpu.py`). It prints what it saw; the
-transcript of one run is kept in results/fit_gpu.txt. The comparison with hand-tuned training is another benchmark.
+Needs torch and a GPU: `PYTHONPATH=src python benchmarks/fit_gpu.py`. A transcript is in results/fit_gpu.txt.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from torch import nn
 
 from falaj.training.runtime.fit import FitResult, fit
 
-os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # else matrix products refuse to be exact
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # otherwise matrix products are not deterministic
 
 STEPS = 60
 KILLED_AT = 37
@@ -60,7 +59,7 @@ def train(
     compile: bool = False,  # noqa: A002 - as torch calls it
     killed_at: int | None = None,
 ) -> FitResult:
-    """A small network with dropout on made-up rows."""
+    """Train a small network with dropout on generated rows."""
     torch.manual_seed(0)
     torch.use_deterministic_algorithms(True)
     rows = torch.randn(4096, 64)
@@ -99,7 +98,7 @@ def train(
 
 
 def resumed(reference: list[float], first: str, then: str) -> str:
-    """How a run that was killed on `first` and went on on `then` differs from one that was left alone."""
+    """Return how a run killed on `first` and resumed on `then` differs from an uninterrupted one."""
     with tempfile.TemporaryDirectory() as folder:
         run = str(Path(folder) / "run")
         command = [sys.executable, __file__, run, first]

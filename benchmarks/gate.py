@@ -1,4 +1,4 @@
-"""What the gate costs: the same handlers with and without it, on SQLite, in one process."""
+"""Cost of the gate: the same handlers with and without it, on SQLite, in one process."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def _a_blob(platform: LocalPlatform) -> str:
 
 
 def _added_us(gated: Callable[[], Any], bare: Callable[[], Any]) -> tuple[float, float]:
-    """What the gate adds at the median, and what the bare handler takes, in µs; the two take turns."""
+    """Return what the gate adds at the median, and the time of the bare handler, in µs, in alternation."""
     times: dict[Callable[[], Any], list[float]] = {gated: [], bare: []}
     for _ in range(ROUNDS):
         for work in (gated, bare):
@@ -108,7 +108,7 @@ def _added_us(gated: Callable[[], Any], bare: Callable[[], Any]) -> tuple[float,
 
 
 def _rate(work: Callable[[], Any]) -> float:
-    """Calls a second with many callers at once."""
+    """Return calls per second with many concurrent callers."""
     done = [0] * CALLERS
     until = time.perf_counter() + SECONDS
 

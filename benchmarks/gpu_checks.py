@@ -1,7 +1,7 @@
-"""What must hold on an NVIDIA GPU and cannot be tested without one. Each check runs in a process of its own.
+"""Checks that need an NVIDIA GPU, each in its own process.
 
-Needs torch and a GPU, nothing else: `PYTHONPATH=src python benchmarks/gpu_checks.py [NAME …]`. It prints a line for
-each check, and ends with exit status 1 if one of them failed. The transcript is kept in results/gpu_checks.txt.
+Needs torch and a GPU: `PYTHONPATH=src python benchmarks/gpu_checks.py [NAME …]`. It prints a line for each check, and
+exits with 1 if one failed. A transcript is in results/gpu_checks.txt.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from falaj.training.runtime.data.batches import sorted_positions
 from falaj.training.runtime.fit import FitResult, fit
 from falaj.training.runtime.planning.nvml import is_cuda_available
 from falaj.training.runtime.planning.plan import Plan
@@ -66,7 +67,7 @@ def passes(name: str) -> bool:
     return "FAILED" not in words
 
 
-# -------------------------------------------------------------------------------------------- what is trained
+# -------------------------------------------------------------------------------------------- models and data
 
 
 class Rows:
@@ -93,7 +94,7 @@ def mse(out: Tensor, target: Tensor) -> Tensor:
 
 
 def train(model: nn.Module, data: Any, **options: Any) -> tuple[FitResult, str]:
-    said = io.StringIO()
+    output = io.StringIO()
     given = {
         "batch_size": 256,
         "steps": 40,
@@ -103,9 +104,9 @@ def train(model: nn.Module, data: Any, **options: Any) -> tuple[FitResult, str]:
         "seed": 1,
         **options,
     }
-    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
         result = fit(model, given.pop("loss", mse), data, **given)
-    return result, said.getvalue()
+    return result, output.getvalue()
 
 
 def columns(count: int = 4096) -> tuple[Tensor, Tensor]:
@@ -117,49 +118,64 @@ def apart(one: list[float], other: list[float]) -> float:
     return max(abs(a - b) for a, b in zip(one, other, strict=True))
 
 
-def told(holds: bool, words: str) -> str:
+def outcome(holds: bool, words: str) -> str:
     return words if holds else f"FAILED: {words}"
 
 
-# ------------------------------------------------------------------------------------------------ the checks
+# ---------------------------------------------------------------------------------------------------- checks
+
+
+@check
+def order_of_an_epoch() -> str:
+    """The order of an epoch is the same from the GPU as from the CPU."""
+    took = {}
+    for device in ("cpu", "cuda", "cpu", "cuda"):
+        began = time.perf_counter()
+        order = sorted_positions(1_048_576, 3, 7, device=device).cpu()
+        took[device] = order, time.perf_counter() - began
+    (ours, cpu_s), (theirs, gpu_s) = took["cpu"], took["cuda"]
+    words = f"a million samples in {1e3 * cpu_s:.0f} ms on the CPU, {1e3 * gpu_s:.1f} ms on the GPU"
+    return outcome(ours.equal(theirs), words)
 
 
 @check
 def a_graph_fed_from_outside() -> str:
-    """Batches that are read on the host go into the graph's slots; the losses are those without a graph."""
+    """Batches from the host go into the graph's slots; the losses are those without a graph."""
     plain, _ = train(net(), Rows(), tune=Plan(workers=0, fused=True))
-    graphed, said = train(net(), Rows(), tune=Plan(workers=0, fused=True, graph=True))
+    graphed, output = train(net(), Rows(), tune=Plan(workers=0, fused=True, graph=True))
     resident, _ = train(net(), columns(), tune=Plan(fused=True, graph=True))
     off = apart(plain.losses, graphed.losses), apart(plain.losses, resident.losses)
-    fine = max(off) < 1e-4 and "cannot be captured as a CUDA graph" not in said
-    return told(fine, f"losses differ by {off[0]:.1e}, with resident data by {off[1]:.1e} {said.strip()}")
+    fine = max(off) < 1e-4 and "cannot be captured as a CUDA graph" not in output
+    return outcome(
+        fine, f"losses differ by {off[0]:.1e}, with resident data by {off[1]:.1e} {output.strip()}"
+    )
 
 
 @check
 def a_graph_with_workers() -> str:
     plain, _ = train(net(), Rows(), tune=Plan(workers=0))
-    graphed, said = train(net(), Rows(), tune=Plan(workers=2, graph=True))
+    graphed, output = train(net(), Rows(), tune=Plan(workers=2, graph=True))
     off = apart(plain.losses, graphed.losses)
-    return told(off < 1e-4 and "cannot" not in said, f"losses differ by {off:.1e} {said.strip()}")
+    return outcome(off < 1e-4 and "cannot" not in output, f"losses differ by {off:.1e} {output.strip()}")
 
 
 @check
 def checkpoints_beside_a_graph() -> str:
-    """A checkpoint of each step is on its way while the graph is captured; one of them is gone on from."""
+    """A checkpoint of each step is pending while the graph is captured; the run resumes from one of them."""
     alone, _ = train(net(1024), columns(), tune=Plan(graph=True, fused=True))
     with tempfile.TemporaryDirectory() as folder:
         options = {"tune": Plan(graph=True, fused=True), "checkpoint_every": 1, "checkpoint_keep": 50}
-        kept, said = train(net(1024), columns(), run=Path(folder, "a"), **options)
+        kept, output = train(net(1024), columns(), run=Path(folder, "a"), **options)
         train(net(1024), columns(), run=Path(folder, "b"), **{**options, "steps": 20})
         resumed, _ = train(net(1024), columns(), run=Path(folder, "b"), **options)
     off = apart(alone.losses, kept.losses), apart(alone.losses[20:], resumed.losses)
-    fine = max(off) < 1e-4 and resumed.resumed_from == 20 and "cannot" not in said
-    return told(fine, f"losses differ by {off[0]:.1e}, resumed by {off[1]:.1e} {said.strip()}")
+    fine = max(off) < 1e-4 and resumed.resumed_from == 20 and "cannot" not in output
+    return outcome(fine, f"losses differ by {off[0]:.1e}, resumed by {off[1]:.1e} {output.strip()}")
 
 
 @check
 def the_bytes_of_a_checkpoint() -> str:
-    """What is staged on a stream of its own is the state of its step, not of a later one; in both layouts."""
+    """The state staged on a separate stream is that of its step, not of a later one; in both layouts."""
     torch.manual_seed(0)
     images = torch.randn(512, 3, 32, 32), torch.randn(512, 1)
 
@@ -180,12 +196,12 @@ def the_bytes_of_a_checkpoint() -> str:
                     more, _ = train(model(), images, run=folder, checkpoint_every=1, **options)
                 assert more.resumed_from == step, (more.resumed_from, step)
                 worst = max(worst, apart(alone.losses[step:], more.losses))
-    return told(worst == 0.0, f"resumed at three steps in two layouts, losses differ by {worst:.1e}")
+    return outcome(worst == 0.0, f"resumed at three steps in two layouts, losses differ by {worst:.1e}")
 
 
 @check
 def a_large_checkpoint_on_the_gpu() -> str:
-    """How long steps are held up by an asynchronous checkpoint of about 1.2 GB, beside torch.save."""
+    """Stall of steps by an asynchronous checkpoint of about 1.2 GB, against torch.save."""
     width = 4096
 
     def model() -> nn.Module:
@@ -227,12 +243,12 @@ def a_large_checkpoint_on_the_gpu() -> str:
         f"steps of {1e3 * usual:.1f} ms held up by {every} ms in all ({1e3 * first:.0f} ms before the first)"
     )
     words = f"{size / GIB:.2f} GiB: {held}, torch.save {1e3 * plain:.0f} ms"
-    return told(lost <= 0.1 * plain and math.isfinite(result.losses[-1]), words)
+    return outcome(lost <= 0.1 * plain and math.isfinite(result.losses[-1]), words)
 
 
 @check
 def too_little_memory_in_the_middle() -> str:
-    """A real CUDA out-of-memory: the same global batch in smaller pieces, and the same losses."""
+    """A real CUDA out-of-memory: the same global batch in smaller micro-batches, and the same losses."""
     width, data = 1 << 14, columns(8192)
 
     def model() -> nn.Module:
@@ -245,67 +261,67 @@ def too_little_memory_in_the_middle() -> str:
     alone, _ = train(model(), data, **options)
     torch.cuda.empty_cache()
     torch.cuda.set_per_process_memory_fraction(0.75 * GIB / torch.cuda.get_device_properties(0).total_memory)
-    short, said = train(model(), data, **options)
+    short, output = train(model(), data, **options)
     off = apart(alone.losses, short.losses)
-    fine = "out of memory" in said and "micro-batches per global batch" in said and off < 1e-3
-    return told(fine, f"losses differ by {off:.1e}; {said.strip()}")
+    fine = "out of memory" in output and "micro-batches per global batch" in output and off < 1e-3
+    return outcome(fine, f"losses differ by {off:.1e}; {output.strip()}")
 
 
 @check
 def too_little_memory_in_the_search() -> str:
-    """The forked children of the search run out of memory, and the run goes on in pieces."""
+    """The forked children of the search run out of memory, and the run continues with micro-batches."""
     width, data = 1 << 14, columns(8192)
     torch.manual_seed(0)
     model = nn.Sequential(
         nn.Linear(64, width), nn.GELU(), nn.Linear(width, 256), nn.GELU(), nn.Linear(256, 1)
     )
     os.environ["PYTORCH_CUDA_ALLOC_CONF"] = f"per_process_memory_fraction:{0.75 / 139:.5f}"
-    result, said = train(
+    result, output = train(
         model, data, batch_size=4096, steps=30, tune="auto", tune_seconds=20.0, compile=False
     )
-    fine = "out of memory" in said and result.step == 30 and result.plan.micro_batches > 1
-    return told(fine, said.strip())
+    fine = "out of memory" in output and result.step == 30 and result.plan.micro_batches > 1
+    return outcome(fine, output.strip())
 
 
 @check
 def a_profile_on_the_gpu() -> str:
     with tempfile.TemporaryDirectory() as folder:
-        result, said = train(net(2048), columns(), profile=True, run=folder, steps=60, batch_size=1024)
+        result, output = train(net(2048), columns(), profile=True, run=folder, steps=60, batch_size=1024)
         traces = [path.name for path in Path(folder).rglob("*trace*")]
     found = result.profile
     if found is None:
-        return told(False, said)
+        return outcome(False, output)
     total = sum(found.shares.values())
     fine = 0.98 <= total <= 1.02 and bool(traces)
-    return told(fine, f"{found.shares}, mfu {result.mfu}, {traces}\n{said.strip()}")
+    return outcome(fine, f"{found.shares}, mfu {result.mfu}, {traces}\n{output.strip()}")
 
 
 @check
 def half_precision_goes_on() -> str:
-    """fp16 scales its losses; the scale is in the checkpoint, too."""
+    """fp16 scales its losses, and the scale is in the checkpoint, too."""
     alone, _ = train(net(), columns(), precision="fp16")
     with tempfile.TemporaryDirectory() as folder:
         train(net(), columns(), precision="fp16", run=folder, steps=20)
         more, _ = train(net(), columns(), precision="fp16", run=folder)
     off = apart(alone.losses[20:], more.losses)
-    return told(off < 1e-6, f"losses differ by {off:.1e}")
+    return outcome(off < 1e-6, f"losses differ by {off:.1e}")
 
 
 @check
 def a_compile_that_goes_on() -> str:
-    """A compiled run is resumed as compiled; the same to the bit."""
+    """A compiled run resumes compiled, with bitwise equal losses."""
     options = {"tune": Plan(precision="bf16", compile="default", fused=True)}
     alone, _ = train(net(), columns(), **options)
     with tempfile.TemporaryDirectory() as folder:
         train(net(), columns(), run=folder, **{**options, "steps": 20})
-        more, said = train(net(), columns(), run=folder, **options)
+        more, output = train(net(), columns(), run=folder, **options)
     off = apart(alone.losses[20:], more.losses)
-    return told(off == 0.0, f"losses differ by {off:.1e} {said.strip()}")
+    return outcome(off == 0.0, f"losses differ by {off:.1e} {output.strip()}")
 
 
 @check
 def from_cpu_to_gpu_and_back() -> str:
-    """A checkpoint that was made on one goes on on the other; without dropout, whose numbers are the device's own."""
+    """A checkpoint made on one device resumes on the other; without dropout, whose numbers depend on the device."""
     alone, _ = train(net(dropout=0.0), columns())
     offs = []
     for first, then in (("cpu", "cuda"), ("cuda", "cpu")):
@@ -314,30 +330,30 @@ def from_cpu_to_gpu_and_back() -> str:
             more, _ = train(net(dropout=0.0), columns(), run=folder, device=then)
         assert more.resumed_from == 20, more.resumed_from
         offs.append(apart(alone.losses[20:], more.losses))
-    return told(max(offs) < 1e-3, f"losses differ by {offs[0]:.1e} and {offs[1]:.1e}")
+    return outcome(max(offs) < 1e-3, f"losses differ by {offs[0]:.1e} and {offs[1]:.1e}")
 
 
 @check
 def a_loss_that_is_not_finite() -> str:
-    """In a graph, too, the run stops at the step, and keeps the checkpoint before it."""
+    """The run stops at the step, also in a graph, and keeps the checkpoint before it."""
     rows, target = columns()
     target = target.clone()
     target[::100] = float("inf")
-    said = []
+    output = []
     for plan in (Plan(), Plan(graph=True)):
         with tempfile.TemporaryDirectory() as folder:
             try:
                 train(net(), (rows, target), run=folder, tune=plan, batch_size=8)
             except Exception as failure:
-                said.append(f"{type(failure).__name__}: {str(failure).splitlines()[0]}")
+                output.append(f"{type(failure).__name__}: {str(failure).splitlines()[0]}")
             else:
-                return told(False, "went on")
-    return told(len(said) == 2, " / ".join(said))
+                return outcome(False, "went on")
+    return outcome(len(output) == 2, " / ".join(output))
 
 
 @check
 def groups_over_nccl() -> str:
-    """One process that forms a group of its own; and more processes than GPUs, which are refused with a fix."""
+    """One process that forms its own group; and more processes than GPUs, which are refused with a fix."""
     script = (
         "import torch, sys\n"
         "from falaj.training.runtime.fit import fit\n"
@@ -359,7 +375,7 @@ def groups_over_nccl() -> str:
             fine = fine and (refused if count == too_many else done.returncode == 0)
             words = "refused" if refused else done.stdout.strip()
             found.append(f"{way} over {count}: exit {done.returncode}, {words}")
-    return told(fine, "; ".join(found))
+    return outcome(fine, "; ".join(found))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,7 @@
-"""The hardware driver on a real NVIDIA GPU: discovery, energy, and jobs that share the card by MPS.
+"""The hardware driver on a real NVIDIA GPU: discovery, energy, and jobs that share the GPU by MPS.
 
-Needs torch, pydantic and nvidia-ml-py, a GPU, and the right to start nvidia-cuda-mps-control; the modes of the card
-stay as they are (`PYTHONPATH=src python benchmarks/hardware_gpu.py`). It prints what it saw; the transcript of one run
-is kept in results/hardware_h200.txt.
+Needs torch, pydantic, nvidia-ml-py, a GPU, and permission to start nvidia-cuda-mps-control: `PYTHONPATH=src python
+benchmarks/hardware_gpu.py`. A transcript is in results/hardware_h200.txt.
 """
 
 from __future__ import annotations
@@ -45,11 +44,11 @@ def say(*words: object) -> None:
     print(*words, flush=True)
 
 
-# -------------------------------------------------------------------------------------------- what a job does
+# ---------------------------------------------------------------------------------------------------- the job
 
 
 def work(name: str, sizes_gib: list[float], seconds: float) -> None:
-    """What it sees, what it may allocate, and how fast it multiplies. Nothing of Falaj is needed here."""
+    """Print the visible devices, the allocatable memory, and the speed of multiplication; needs nothing of Falaj."""
     import torch
 
     seen = torch.cuda.get_device_properties(0).multi_processor_count
@@ -99,7 +98,7 @@ def discover() -> str:
 
 
 def measure_energy(uuid: str) -> None:
-    """NVML's counter, as a job is charged by it, beside the integral of NVML's power readings."""
+    """Compare NVML's energy counter with the integral of NVML's power readings."""
     say("\n## energy of one job on the whole card, idle and loaded")
     idle = [sys.executable, "-c", "import time; time.sleep(6)"]
     for words in (idle, [sys.executable, __file__, "job", "loaded", "0", "0", "10"]):
@@ -129,7 +128,7 @@ def metered(words: list[str], uuid: str) -> None:
 
 @contextmanager
 def power_readings() -> Iterator[list[tuple[float, float]]]:
-    """Moments and watts, from NVML, until the end of the block."""
+    """Record times and watts from NVML until the end of the block."""
     pynvml = import_module("pynvml")
     pynvml.nvmlInit()
     card = pynvml.nvmlDeviceGetHandleByIndex(0)
@@ -168,14 +167,14 @@ def share(uuid: str) -> None:
         pipes = Path(folder) / "mps"
         pipes.mkdir()
         launcher = ProcessLauncher(Path(folder) / "launches", sandbox=lambda: SandboxSpec(how, facts))
-        yard = Yard(Path(folder), launcher, uuid, pipes)
+        testbed = JobTestbed(Path(folder), launcher, uuid, pipes)
         try:
-            launcher.start(yard.job("early", 1, 0, 1, **PART))
+            launcher.start(testbed.job("early", 1, 0, 1, **PART))
             say("a part of a card was started without a daemon: that must not be")
         except Unavailable as error:
             say(f"without a daemon: {str(error).replace(folder, '…')}")
         with daemon(pipes):
-            run_pairs(yard)
+            run_pairs(testbed)
 
 
 @contextmanager
@@ -195,11 +194,11 @@ def daemon(pipes: Path) -> Iterator[None]:
     finally:
         subprocess.run(command[:1], input="quit\n", text=True, env=environment, check=False)
         time.sleep(1)
-        say(f"told to quit; it answers: {mps.is_running(pipes)}")
+        say(f"sent quit; it answers: {mps.is_running(pipes)}")
 
 
-class Yard:
-    """Where the jobs of this benchmark run."""
+class JobTestbed:
+    """The environment in which the jobs of this benchmark run."""
 
     def __init__(self, folder: Path, launcher: ProcessLauncher, uuid: str, pipes: Path) -> None:
         self._folder, self._launcher, self._uuid, self._pipes = folder, launcher, uuid, pipes
@@ -236,20 +235,20 @@ class Yard:
             say(f"   exit code {state.exit_code}, {state.reason or 'no complaint'}; {state.used}")
 
 
-def run_pairs(yard: Yard) -> None:
-    yard.run("alone: 300 thousandths, 16 GiB", yard.job("a", 12, 20, 5, **PART))
-    yard.run(
+def run_pairs(testbed: JobTestbed) -> None:
+    testbed.run("alone: 300 thousandths, 16 GiB", testbed.job("a", 12, 20, 5, **PART))
+    testbed.run(
         "at once: 300 thousandths with 16 GiB, and 600 with 40 GiB",
-        yard.job("b", 12, 20, 8, **PART),
-        yard.job("c", 30, 45, 8, **LARGER),
+        testbed.job("b", 12, 20, 8, **PART),
+        testbed.job("c", 30, 45, 8, **LARGER),
     )
-    yard.run(
-        "two processes of one job: 300 thousandths, 16 GiB", yard.job("d", 5, 10, 4, processes=2, **PART)
+    testbed.run(
+        "two processes of one job: 300 thousandths, 16 GiB", testbed.job("d", 5, 10, 4, processes=2, **PART)
     )
-    yard.run("a whole card beside the daemon", yard.job("e", 50, 0, 3))
-    whole = yard.job("f", 50, 0, 3)
+    testbed.run("a whole card beside the daemon", testbed.job("e", 50, 0, 3))
+    whole = testbed.job("f", 50, 0, 3)
     wanted = {**whole.environment, "CUDA_MPS_PIPE_DIRECTORY": whole.mps_directory}
-    yard.run("a whole card whose job asks for the daemon by itself", replace(whole, environment=wanted))
+    testbed.run("a whole card whose job asks for the daemon by itself", replace(whole, environment=wanted))
 
 
 if __name__ == "__main__":

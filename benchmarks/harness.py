@@ -1,4 +1,4 @@
-"""What every benchmark shares: reported results, peers in virtualenvs, and what a tree of processes costs."""
+"""Shared parts of the benchmarks: reported results, peers in virtualenvs, and the cost of process trees."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 
 class Rule(StrEnum):
-    """What the goal bounds: the ratio falaj / peer, or Falaj's own figure."""
+    """The figure that the goal bounds: the ratio falaj / peer, or Falaj's own."""
 
     RATIO_AT_MOST = "falaj / peer ≤"
     RATIO_AT_LEAST = "falaj / peer ≥"
@@ -42,7 +42,7 @@ class Rule(StrEnum):
 
 @dataclass(frozen=True)
 class Result:
-    """One claim: the same work by Falaj and by a peer, and the goal that was set. `what` names the unit."""
+    """One claim: the same work by Falaj and by a peer, and the goal; `what` names the unit."""
 
     what: str
     falaj: float
@@ -61,7 +61,7 @@ class Result:
         return figure <= self.goal if at_most else figure >= self.goal
 
     def line(self) -> dict[str, object]:
-        """What the last line of a benchmark says about this claim."""
+        """Return the line of this claim at the end of a benchmark's output."""
         return {
             "what": self.what,
             "falaj": rounded(self.falaj),
@@ -73,7 +73,7 @@ class Result:
 
 
 def report(bench: str, results: Sequence[Result]) -> None:
-    """Show `results` to people on stderr and to programs as the last line of stdout, and keep them in results/."""
+    """Print `results` as text on stderr and as JSON in the last line of stdout, and store them in results/."""
     show(bench, results)
     RESULTS.mkdir(exist_ok=True)
     kept = {
@@ -102,12 +102,12 @@ def show(bench: str, results: Sequence[Result]) -> None:
 
 
 def rounded(figure: float) -> float:
-    """Four significant digits: more would be noise."""
+    """Round to four significant digits."""
     return float(f"{figure:.4g}")
 
 
 def machine() -> dict[str, object]:
-    """What a reader must know of the machine to judge absolute numbers."""
+    """Return what a reader must know of the machine to judge absolute numbers."""
     return {"cpu": cpu_model(), "cores": os.cpu_count(), "python": platform.python_version()}
 
 
@@ -121,7 +121,7 @@ def cpu_model() -> str:
 
 
 def say(message: str) -> None:
-    """Progress, for people."""
+    """Print progress to stderr."""
     print(message, file=sys.stderr, flush=True)
 
 
@@ -129,7 +129,7 @@ def say(message: str) -> None:
 
 
 def peer_venv(name: str, requirements: Sequence[str]) -> Path:
-    """The Python of a virtualenv that holds `requirements`; made on first use, and again when they change."""
+    """Return the Python of a virtualenv with `requirements`; made on first use, and again when they change."""
     folder = PEERS / name
     python, stamp = folder / "bin" / "python", folder / ".requirements"
     wanted = "\n".join(requirements)
@@ -145,7 +145,7 @@ def peer_venv(name: str, requirements: Sequence[str]) -> Path:
 
 
 def environment(**extra: str) -> dict[str, str]:
-    """This environment without what would slow one side down, such as a ban on bytecode files."""
+    """Return this environment without settings that would slow one side down, such as no bytecode files."""
     unwanted = ("PYTHON", "COVERAGE", "VIRTUAL_ENV")
     return {name: value for name, value in os.environ.items() if not name.startswith(unwanted)} | extra
 
@@ -155,7 +155,7 @@ def environment(**extra: str) -> dict[str, str]:
 
 @contextmanager
 def running(command: Sequence[str | Path], *, cwd: Path, env: Mapping[str, str]) -> Iterator[int]:
-    """The id of a process that runs `command`; it and all its descendants are gone afterwards."""
+    """Yield the id of a process that runs `command`; it and its descendants are ended afterwards."""
     log = cwd / "output.log"
     with log.open("wb") as output:
         process = subprocess.Popen(command, cwd=cwd, env=env, stdout=output, stderr=subprocess.STDOUT)
@@ -169,7 +169,7 @@ def running(command: Sequence[str | Path], *, cwd: Path, env: Mapping[str, str])
 
 
 def stop(process: subprocess.Popen[bytes], *, patience_s: float = 20) -> None:
-    """Ask `process` to end; end what is left of its tree after `patience_s`."""
+    """Terminate `process`, and kill the rest of its tree after `patience_s`."""
     tree = process_tree(process.pid)
     process.terminate()
     try:
@@ -192,7 +192,7 @@ def is_alive(pid: int) -> bool:
 
 
 def process_tree(root: int) -> list[int]:
-    """`root` and all its living descendants."""
+    """Return `root` and all its living descendants."""
     children = defaultdict(list)
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -201,13 +201,13 @@ def process_tree(root: int) -> list[int]:
             except ProcessLookupError:
                 continue
     tree = [root]
-    for pid in tree:  # grows while it is walked
+    for pid in tree:  # grows during the iteration
         tree.extend(children[pid])
     return tree
 
 
 def cpu_seconds(root: int) -> float:
-    """User and system time of `root` and its descendants, with the children that they have waited for."""
+    """Return user and system time of `root` and its descendants, with the children that they have waited for."""
     ticks = 0
     for pid in process_tree(root):
         try:
@@ -218,7 +218,7 @@ def cpu_seconds(root: int) -> float:
 
 
 def pss_mb(root: int) -> float:
-    """Memory of `root` and its descendants in MB, each shared page counted once among those that share it."""
+    """Return the PSS memory of `root` and its descendants in MB."""
     return sum(pss_kib(pid) for pid in process_tree(root)) * 1024 / 1e6
 
 
@@ -231,7 +231,7 @@ def pss_kib(pid: int) -> int:
 
 
 def stat_fields(pid: int) -> list[str]:
-    """The fields of /proc/<pid>/stat after the command's name: 0 is the state, 1 the parent, 11-14 the times."""
+    """Return the fields of /proc/<pid>/stat after the command's name: 0 is the state, 1 the parent, 11-14 the times."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except FileNotFoundError:
@@ -239,7 +239,7 @@ def stat_fields(pid: int) -> list[str]:
 
 
 def settle(root: int, *, within_s: float = 90) -> None:
-    """Wait until the tree of `root` rests: for two seconds in a row it uses less than a tenth of a core."""
+    """Wait until the tree of `root` is idle: under a tenth of a core for two seconds in a row."""
     deadline = time.monotonic() + within_s
     calm_s = 0
     spent = cpu_seconds(root)
@@ -252,6 +252,12 @@ def settle(root: int, *, within_s: float = 90) -> None:
 # ---------------------------------------------------------------------------------------------- HTTP
 
 
+def saved_token(config: Path) -> str:
+    """Return the token that `falaj up` saved for the owner of its home."""
+    (saved,) = json.loads((config / "credentials.json").read_text()).values()
+    return str(saved if isinstance(saved, str) else saved["token"])
+
+
 def free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
@@ -260,7 +266,7 @@ def free_port() -> int:
 
 
 def get(url: str, *, headers: Mapping[str, str] | None = None, timeout_s: float = 10) -> int:
-    """The status of one GET request, not through any proxy; every status is an answer."""
+    """Return the status of one GET request, without a proxy."""
     request = urllib.request.Request(url, headers=dict(headers or {}))
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
@@ -273,7 +279,7 @@ def get(url: str, *, headers: Mapping[str, str] | None = None, timeout_s: float 
 
 
 def wait_until_ready(url: str, *, pid: int, within_s: float = 120) -> None:
-    """Ask `url` until it answers 200; fails when the process `pid` ends before, or after `within_s`."""
+    """Poll `url` until it answers 200; fail when the process `pid` ends before, or after `within_s`."""
     deadline = time.monotonic() + within_s
     while time.monotonic() < deadline:
         if not is_alive(pid):

@@ -1,9 +1,7 @@
-"""How soon a job runs: from `falaj train` to the first line of its code, beside plain Python; and how many jobs the
-queue can keep books on in a second.
+"""Time from `falaj train` to the first line of its code, against plain Python; and jobs per second of the queue.
 
-The first is measured with a platform that runs and with none, where the command brings its own. The second counts no
-process: a launcher that only says that everything ended well stands in for the real one, while the job service, the
-reconciler, the scheduler, the database and the encrypted logs are those of a platform.
+The first is measured with a running platform and embedded. The second uses a fake launcher whose attempts succeed at
+once, with the real job service, reconciler, scheduler, database and encrypted logs.
 """
 
 from __future__ import annotations
@@ -57,7 +55,7 @@ def main() -> None:
 
 
 def first_lines() -> tuple[float, float, float]:
-    """Seconds to the first line at the median: plain Python, embedded, and with a platform that runs."""
+    """Return seconds to the first line at the median: plain Python, embedded, and with a running platform."""
     program = Path(sys.executable).with_name("falaj")
     with tempfile.TemporaryDirectory(prefix="launch-") as folder:
         home, script = Path(folder), Path(folder) / "train.py"
@@ -89,11 +87,11 @@ def first_line(command: Sequence[str | Path], folder: Path, variables: Mapping[s
     return float(found[0].removeprefix(MARK)) - started
 
 
-# ------------------------------------------------------------------------------------------ the books
+# ---------------------------------------------------------------------------------------- bookkeeping
 
 
 class NoProcesses:
-    """Keeps the launcher's promises: every attempt has ended well as soon as it is started."""
+    """Implements the launcher without processes: every attempt has succeeded as soon as it is started."""
 
     def __init__(self) -> None:
         self._ended: set[str] = set()
@@ -115,7 +113,7 @@ class NoProcesses:
 
 
 def bookkeeping() -> float:
-    """Jobs a second that are submitted, admitted, staged, settled with their log, and cleared away."""
+    """Return jobs per second that are submitted, admitted, staged, settled with their log, and cleaned up."""
     with tempfile.TemporaryDirectory(prefix="launch-") as folder:
         platform = assemble(open_home(Path(folder) / "home", Path(folder) / "config"), as_owner=True)
         reconciler = reconciler_for(platform, Path(folder))

@@ -1,33 +1,17 @@
-"""GPUs that tasks cannot use once the cluster is full: our placement beside others, on a public trace of a cluster.
+"""GPUs that tasks cannot use once a cluster is full: our placement against published policies, on the trace openb.
 
-The trace is openb (Alibaba, 1,213 nodes with 6,212 GPUs; 8,152 tasks). As in the paper that came with it, the trace is
-inflated: tasks are drawn from it with replacement, all policies in one run being given the same ones, and none ends.
-The cluster counts as full when what was asked reaches 130 % of its GPUs; a task that fits nowhere is turned away.
+As in the paper of the trace (1,213 nodes, 6,212 GPUs, 8,152 tasks), tasks are drawn with replacement until the requests
+reach 130 % of all GPUs; none ends, and a task that fits nowhere is rejected. All policies get the same tasks.
 
-Two readings of "GPUs that no task can use", both in GPUs and both counting free parts of GPUs as parts:
+`fragmented`, as in the paper: free GPUs less what a task of the trace could use of them, on average over tasks. `dead`:
+free GPUs that no task of the trace can use. `allocated`: the share of all GPUs that was allocated.
 
-- `fragmented`, the paper's: what is free, less what a task drawn from the trace could use of it, on average over tasks.
-  A task uses nothing on a node that cannot start it, by CPU, memory or GPUs; a task without GPUs uses none anywhere.
-- `dead`, to the letter: what is free of GPUs that not one task of the trace can use, not even the smallest. A policy
-  that spreads tasks leaves few of these and may yet hand out less: read it beside the share allocated.
+Ours is `LeastFragmentation`, also used by the queue. "Through the queue" submits the same tasks as jobs of one queue, a
+batch per round of `decide`. The peers are our implementations; the goal against best-fit was set beforehand and must
+hold on the worst seed, the others only state which way is better. Figures are means over seeds not used during
+development.
 
-`allocated` is the share of all GPUs that was handed out.
-
-Ours is `LeastFragmentation`, with which the queue too places a job that needs the GPUs of one node; there it reckons
-with the jobs that wait and run, here with all tasks of the trace, as the paper's policy does. Gangs are not in this.
-
-"Through the queue" are the same tasks as jobs of one queue, of which so many at a time are handed to `decide` as come
-between two of its rounds, as in life; in a round a place is kept for the first that fits nowhere, and whoever waits
-after it is turned away. Jobs ask for whole CPUs, so a thousandth of a CPU of the trace stands for one there. How much
-worse than the policy alone it may be was set after a first run.
-
-Figures are means over seeds that were not used while the policy was being made (those were 1 to 4). The peers are our
-own implementations of the published policies: two readings each of best-fit and of the dot product. Of the two
-best-fits, "by GPUs" is the stronger one here; the goal, a tenth less, is set against both, and on the seed on which we
-do worst against either.
-Decisions are counted per CPU second of all threads. The goal against best-fit was set beforehand; the other goals only
-say which way is better, and 2,000 decisions are what the queue as a whole is to reach.
-Where the trace lies: the first argument, else FALAJ_OPENB, else ../shared/data/openb beside the repository.
+The trace is at the first argument, FALAJ_OPENB, or ../shared/data/openb.
 """
 
 from __future__ import annotations
@@ -124,15 +108,15 @@ def show_runs(name: str, runs: list[Filled]) -> list[Filled]:
 def fill(make: Make, nodes: list[Node], tasks: list[Demand], seed: int) -> Filled:
     """Draw tasks until the cluster is full. Only the policy's choices are timed."""
     fleet, workload, draw = Fleet(nodes), Counter(tasks), random.Random(seed)
-    there, asked, decisions = int(fleet.gpus.sum()), 0, 0
+    there, requested, decisions = int(fleet.gpus.sum()), 0, 0
     began = time.process_time()
     policy = make(fleet, workload)
-    while asked < FULL * there:
+    while requested < FULL * there:
         demand = draw.choice(tasks)
         place = policy.choose(demand)
         if place:
             fleet.take(demand, place)
-        asked += demand.gpus * demand.gpu_milli
+        requested += demand.gpus * demand.gpu_milli
         decisions += 1
     return measured(fleet, workload, decisions / (time.process_time() - began))
 
@@ -174,11 +158,11 @@ def fill_through_queue(nodes: list[Node], tasks: list[Demand], seed: int) -> Fil
 
 
 def draw_until_full(nodes: list[Node], tasks: list[Demand], seed: int) -> list[Demand]:
-    draw, drawn, asked = random.Random(seed), list[Demand](), 0
+    draw, drawn, requested = random.Random(seed), list[Demand](), 0
     there = sum(len(node.gpus) for node in nodes) * WHOLE_GPU
-    while asked < FULL * there:
+    while requested < FULL * there:
         drawn.append(draw.choice(tasks))
-        asked += drawn[-1].gpus * drawn[-1].gpu_milli
+        requested += drawn[-1].gpus * drawn[-1].gpu_milli
     return drawn
 
 
@@ -233,7 +217,7 @@ def compare_queued(queued: list[Filled], ours: list[Filled], peers: dict[str, li
     ]
 
 
-# ---------------------------------------------------------------------------------------------- compared
+# -------------------------------------------------------------------------------------------- comparison
 
 
 def compare(ours: list[Filled], peers: dict[str, list[Filled]]) -> list[Result]:
@@ -267,7 +251,7 @@ def averages(runs: list[Filled]) -> Filled:
     return Filled(*(mean(figures) for figures in zip(*runs, strict=True)))
 
 
-# ------------------------------------------------------------------------------------------------- read
+# ---------------------------------------------------------------------------------------------- reading
 
 
 def trace_folder() -> Path:

@@ -1,7 +1,7 @@
 """Baseline placement policies for the placement benchmark, each as commonly described.
 
-All but first-fit choose the node with the lowest score, the first one on ties; on that node, a shared GPU is chosen by
-best fit. Fractions are of the largest node's CPUs and GPUs.
+All but first-fit choose the node with the lowest score, the first one on ties; a shared GPU is chosen by best fit.
+Fractions are of the largest node's CPUs and GPUs.
 """
 
 from __future__ import annotations

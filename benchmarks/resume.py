@@ -1,14 +1,11 @@
-"""What a run loses by kill -9: a random rank dies at 20 random moments, and the run goes on with 1, 2 and 4 processes.
+"""Samples and losses after 20 kills of a random rank at random moments, resumed with 1, 2 and 4 processes.
 
-A model with dropout and samples with augmentation, shuffled, on CPU with gloo. As on the platform the rest of a gang is
-killed when one of its processes has died. Two runs: `exact=True`, resumed on 1, 2 and 4 processes in turn, and plain
-`ddp`, resumed on 2 each time. A fifth of the moments lie anywhere from the first fork on, before the first step most
-often; the others a few milliseconds after a random step, and a checkpoint is made after every other step.
+A model with dropout and augmented samples, on CPU with gloo; the rest of a gang is killed when one process has died.
+Two runs: `exact=True`, resumed on 1, 2 and 4 processes in turn, and plain `ddp`, resumed on 2. A fifth of the kills
+come at any time from the first fork on, the others shortly after a random step; every other step has a checkpoint.
 
-Which samples were trained on is not asked of the ledger: the number of a sample travels through the model with it, and
-each process writes down those that it saw, by step. The steps of an attempt count up to where the next one went on.
-All losses, of dead attempts too, are compared with those of a run that nobody disturbed. Beside the samples lost and
-repeated stands how many such a run sees; beside the difference, the one between plain ddp on one process and on two.
+The samples are recorded by each process, not read from the ledger. Losses of all attempts are compared with those of an
+uninterrupted run, and the difference is shown beside that of plain ddp on one process and on two.
 """
 
 from __future__ import annotations
@@ -28,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch._dynamo  # what the first optimizer imports
+import torch._dynamo  # imported by the first optimizer
 from torch import Tensor, nn
 
 from falaj.training.runtime.checkpointing.certificate import Certificate, verify_certificate
@@ -39,14 +36,14 @@ KILLS = 20
 PROCESSES = {"exact": (1, 2, 4), "ddp": (2,)}
 SAMPLES, BATCH_SIZE, EPOCHS = 93, 16, 240  # six steps an epoch, the last one shorter: 1,440 in all
 FEATURES = 8
-STEPS_A_LIFE = 14
-EARLY = 0.2  # of the moments are counted from the fork
+STEPS_AN_ATTEMPT = 14
+EARLY = 0.2  # of the kills are timed from the fork
 EARLY_S = 2.0
 LATE_S = 0.03
 PATIENCE_S = 120
 
 
-# ------------------------------------------------------------------------------------ in a process of a run
+# ------------------------------------------------------------------------------------- one process of a run
 
 
 class Rows:
@@ -64,7 +61,7 @@ class Rows:
 
 
 class Observed(nn.Module):
-    """Notes which samples it is trained on."""
+    """Records the samples that it is trained on."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -79,8 +76,8 @@ class Observed(nn.Module):
         return output
 
 
-class Diary:
-    """Writes down each step of this process with its loss and samples; a kill -9 takes nothing of it away."""
+class StepRecorder:
+    """Writes each step of this process with its loss and samples; a kill -9 loses nothing of it."""
 
     def __init__(self, path: Path, model: Observed) -> None:
         self._file, self._model = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), model
@@ -101,7 +98,7 @@ def train(way: str, run: Path, diary: Path, rank: int) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(
         rank
-    )  # each begins with another model: the first one's counts, and later the checkpoint's
+    )  # each process begins with another model: that of rank 0 counts, and later that of the checkpoint
     model = Observed()
     fit(
         model,
@@ -115,7 +112,7 @@ def train(way: str, run: Path, diary: Path, rank: int) -> None:
         parallel="ddp",
         accumulate=8,
         checkpoint_every=2,
-        callbacks=[Diary(diary, model)],
+        callbacks=[StepRecorder(diary, model)],
         seed=3,
         device="cpu",
         tune="off",
@@ -128,13 +125,13 @@ def train(way: str, run: Path, diary: Path, rank: int) -> None:
 
 
 @dataclass(frozen=True)
-class Life:
-    """One attempt: what its processes wrote, and where it began."""
+class Attempt:
+    """One attempt: what its processes recorded, and where it began."""
 
     processes: int
     began: int | None
     steps: dict[int, list[dict[str, Any]]]
-    """For each step, what each process that got to the end of it says."""
+    """For each step, the records of the processes that completed it."""
 
 
 class Gang:
@@ -147,7 +144,7 @@ class Gang:
         self.pids = [self._fork(way, run, rank, place if processes > 1 else {}) for rank in range(processes)]
 
     def _fork(self, way: str, run: Path, rank: int, place: dict[str, str]) -> int:
-        """Forks share the import of torch, which takes longer than all the rest."""
+        """Fork a process; forks share the import of torch, which takes longer than the rest."""
         if pid := os.fork():
             return pid
         status = 1
@@ -164,7 +161,7 @@ class Gang:
             os._exit(status)
 
     def kill(self, rank: int) -> None:
-        """kill -9 of one process; the rest when it is dead."""
+        """Kill one process with SIGKILL, and the rest when it is dead."""
         os.kill(self.pids[rank], signal.SIGKILL)
         pid, status = os.waitpid(self.pids[rank], 0)
         rest = [each for each in self.pids if each != pid]
@@ -176,7 +173,7 @@ class Gang:
             sys.exit(f"the process had ended before it was killed, see below\n{self.log.read_text()[-3000:]}")
 
     def end(self) -> None:
-        """Wait until the run is over."""
+        """Wait until the run has ended."""
         for pid in self.pids:
             if status := os.waitpid(pid, 0)[1]:
                 sys.exit(f"a process ended with {status}\n{self.log.read_text()[-3000:]}")
@@ -188,7 +185,7 @@ class Gang:
                 sys.exit(f"no step within {PATIENCE_S} s\n{self.log.read_text()[-3000:]}")
             time.sleep(0.001)
 
-    def life(self) -> Life:
+    def attempt(self) -> Attempt:
         steps: dict[int, list[dict[str, Any]]] = {}
         began = None
         for path in self.diaries:
@@ -196,7 +193,7 @@ class Gang:
                 began = line.get("from", began)
                 if "step" in line:
                     steps.setdefault(line["step"], []).append(line)
-        return Life(len(self.pids), began, steps)
+        return Attempt(len(self.pids), began, steps)
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
@@ -206,60 +203,64 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in whole.splitlines()]
 
 
-# ---------------------------------------------------------------------------------------------- the kills
+# -------------------------------------------------------------------------------------------------- kills
 
 
 @dataclass(frozen=True)
 class Account:
-    """What came of a run that was killed again and again."""
+    """The outcome of a run that was killed repeatedly."""
 
     lost: int
     repeated: int
     difference: float
-    """The largest between a loss, of any attempt, and that of the run that nobody disturbed."""
+    """The largest difference between a loss, of any attempt, and that of the uninterrupted run."""
     certificate: Certificate | None
 
 
-def disturbed(way: str, folder: Path, dice: random.Random) -> list[Life]:
-    """The lives of a run that is killed at random moments, and in the end left alone."""
+def disturbed(way: str, folder: Path, rng: random.Random) -> list[Attempt]:
+    """Return the attempts of a run that is killed at random moments, and finally left to complete."""
     turns = PROCESSES[way]
-    lives = []
+    attempts = []
     for number in range(KILLS + 1):
         processes, before = turns[number % len(turns)], unfinished(folder / way)
         gang = Gang(way, folder / way, processes, number)
         if number < KILLS:
-            kill_at_random(gang, dice)
+            kill_at_random(gang, rng)
         else:
             gang.end()
-        lives.append(gang.life())
-        told(number, lives[-1], inside=bool(unfinished(folder / way) - before))
-    return lives
+        attempts.append(gang.attempt())
+        report_kill(number, attempts[-1], inside=bool(unfinished(folder / way) - before))
+    return attempts
 
 
-def kill_at_random(gang: Gang, dice: random.Random) -> None:
-    if dice.random() < EARLY:
-        time.sleep(dice.uniform(0, EARLY_S))
+def kill_at_random(gang: Gang, rng: random.Random) -> None:
+    if rng.random() < EARLY:
+        time.sleep(rng.uniform(0, EARLY_S))
     else:
-        gang.wait_for_steps(dice.randrange(1, STEPS_A_LIFE))
-        time.sleep(dice.uniform(0, LATE_S))
-    gang.kill(dice.randrange(len(gang.pids)))
+        gang.wait_for_steps(rng.randrange(1, STEPS_AN_ATTEMPT))
+        time.sleep(rng.uniform(0, LATE_S))
+    gang.kill(rng.randrange(len(gang.pids)))
 
 
-def told(number: int, life: Life, *, inside: bool) -> None:
-    went = "before its first step" if not life.steps else f"steps {min(life.steps)} to {max(life.steps)}"
+def report_kill(number: int, attempt: Attempt, *, inside: bool) -> None:
+    went = (
+        "before its first step"
+        if not attempt.steps
+        else f"steps {min(attempt.steps)} to {max(attempt.steps)}"
+    )
     end = "ended" if number == KILLS else f"killed{', inside a checkpoint' if inside else ''}"
-    say(f"  {number + 1:>2}. {life.processes} process(es): {went}, {end}")
+    say(f"  {number + 1:>2}. {attempt.processes} process(es): {went}, {end}")
 
 
 def unfinished(run: Path) -> set[str]:
-    """The checkpoints that were begun and not committed."""
+    """Return the checkpoints that were begun and not committed."""
     checkpoints = run / "checkpoints"
     names = {path.name for path in checkpoints.iterdir()} if checkpoints.exists() else set()
     return {name for name in names if name.startswith(".")}
 
 
-def account(way: str, run: Path, lives: list[Life], undisturbed: Life) -> Account:
-    counted = counted_samples(lives)
+def account(way: str, run: Path, attempts: list[Attempt], undisturbed: Attempt) -> Account:
+    counted = counted_samples(attempts)
     per_epoch = -(-SAMPLES // BATCH_SIZE)
     lost = repeated = 0
     for epoch in range(EPOCHS):
@@ -268,7 +269,7 @@ def account(way: str, run: Path, lives: list[Life], undisturbed: Life) -> Accoun
             found.update(counted.get(step, []))
         lost += sum(1 for sample in range(SAMPLES) if not found[sample])
         repeated += sum(count - 1 for count in found.values() if count > 1)
-    difference = max(largest_difference(life, undisturbed) for life in lives)
+    difference = max(largest_difference(attempt, undisturbed) for attempt in attempts)
     certificate = None
     if way == "exact":
         certificate = verify_certificate(
@@ -282,29 +283,29 @@ def account(way: str, run: Path, lives: list[Life], undisturbed: Life) -> Accoun
     return Account(lost, repeated, difference, certificate)
 
 
-def largest_difference(life: Life, undisturbed: Life) -> float:
-    """Between the losses of the same steps, whichever process says them."""
+def largest_difference(attempt: Attempt, undisturbed: Attempt) -> float:
+    """Return the largest difference between losses of the same steps, over all processes."""
     right = {step: lines[0]["loss"] for step, lines in undisturbed.steps.items()}
-    found = (abs(line["loss"] - right[step]) for step, lines in life.steps.items() for line in lines)
+    found = (abs(line["loss"] - right[step]) for step, lines in attempt.steps.items() for line in lines)
     return max(found, default=0.0)
 
 
-def counted_samples(lives: list[Life]) -> dict[int, list[int]]:
-    """The samples of each step, of the attempt whose work it is that went into the end."""
-    begun = [life for life in lives if life.began is not None]
+def counted_samples(attempts: list[Attempt]) -> dict[int, list[int]]:
+    """Return the samples of each step, from the attempt that contributed to the result."""
+    begun = [attempt for attempt in attempts if attempt.began is not None]
     counted = {}
-    for life, after in zip(begun, [*begun[1:], None], strict=True):
+    for attempt, after in zip(begun, [*begun[1:], None], strict=True):
         end = after.began if after is not None and after.began is not None else sys.maxsize
-        for step, lines in life.steps.items():
+        for step, lines in attempt.steps.items():
             if step <= end:
                 counted[step] = [sample for line in lines for sample in line["samples"]]
     return counted
 
 
-def undisturbed(way: str, processes: int, folder: Path) -> Life:
+def undisturbed(way: str, processes: int, folder: Path) -> Attempt:
     gang = Gang(way, folder / f"{way}-undisturbed-{processes}", processes, 0)
     gang.end()
-    return gang.life()
+    return gang.attempt()
 
 
 def main() -> None:
@@ -312,7 +313,7 @@ def main() -> None:
     say(
         f"moments drawn from {first}; the machine's load is {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
     )
-    dice, results = random.Random(first), []
+    rng, results = random.Random(first), []
     folder = Path(tempfile.mkdtemp(prefix="resume-"))
     try:
         one, two = (undisturbed("ddp", processes, folder) for processes in (1, 2))
@@ -321,7 +322,7 @@ def main() -> None:
             named = f"{way}, {KILLS} kills, on {', '.join(map(str, turns))} process(es)"
             say(named)
             alone = two if way == "ddp" else undisturbed(way, turns[0], folder)
-            found = account(way, folder / way, disturbed(way, folder, dice), alone)
+            found = account(way, folder / way, disturbed(way, folder, rng), alone)
             show(way, found)
             results += claims(named, found, apart)
     finally:

@@ -1,22 +1,15 @@
-"""Decisions a CPU second of the scheduler, as a pure function, on the shapes of Kueue's published performance runs.
+"""Decisions per CPU second of the scheduler as a pure function, on the workloads of Kueue's published performance runs.
 
-Kueue's baseline: 30 queues with a quota of 20 CPUs each, in cohorts in which they borrow from one another up to 120
-CPUs, and in each queue 350 jobs of 1 CPU, 100 of 5 and 50 of 20, with priorities by size, lasting 0.2, 0.5 and 1 s:
-15,000 workloads. It admits all of them in 351 s, 43 a second; of 50,000 workloads in 1,000 queues, 42 a second.
-These figures are the peer here: published, not measured in this run, and reached through a Kubernetes API, with
-workloads that take their time, by the clock on the wall. What is measured here is the deciding alone, in one process
-with one thread, in its CPU seconds, so that a busy machine does not blur it: it says that deciding is not what would
-hold up such a system, and not that ours would start so many pods.
+Kueue's baseline has 30 queues of 20 CPUs in cohorts that lend up to 120 CPUs, with 15,000 jobs of 1, 5 and 20 CPUs that
+last 0.2 to 1 s: it admits 43 a second; of 50,000 in 1,000 queues, 42. These published figures include a Kubernetes API
+and wall-clock time; here only deciding is measured, in CPU seconds of one thread. It shows that deciding is not the
+bottleneck, not that Falaj would start that many pods.
 
-- `admitted` counts starts only, until all have run on a virtual clock, each end of a job being followed by a round of
-  decisions about all that wait: what the published figure counts. The clock and its bookkeeping are in that time. The
-  jobs that wait are kept in a `Backlog` between rounds.
-- `decided` counts every pending job that was given its answer by `decide`, one snapshot with all of them waiting.
-- `memory` is the peak while one `decide` runs, over what the snapshot itself takes, by workload: that it is about the
-  same at both sizes shows that memory grows with the number of workloads and not faster.
+`admitted` counts starts until all jobs have run on a virtual clock, with a round after each end. `decided` counts jobs
+decided from one snapshot with all of them waiting. `memory` is the peak of one `decide` per workload.
 
-Cohorts are parents whose quota is the sum of their queues', with nodes for twice that, so that the quotas bind. Unlike
-in the published runs, of three queues the jobs of one are put into the next, so that there is something to borrow.
+Cohorts are parents whose quota is the sum of their queues', with nodes for twice that. Unlike in the published runs,
+one queue in three submits its jobs to the next, so that there is something to borrow.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
-"""Requests a second of one JSON row each: Falaj's model server beside FastAPI + uvicorn + orjson, at c=64 and c=1.
+"""Requests per second of one JSON row each, against FastAPI + uvicorn + orjson, at concurrency 64 and 1.
 
-Falaj is the platform as `falaj up` starts it: the model is registered, signed and deployed; every request passes the
-gate's hot path with a token, is validated, metered and audited in windows. A second platform also does what is the
-default: every prediction gets an id, is written to the encrypted log, and is sketched for drift. The peer does none of
-that.
+Falaj runs under `falaj up`: requests pass the hot path with a token, are validated, metered and audited in windows. A
+second platform also logs every prediction and sketches it for drift, as by default. The peer does none of that.
 """
 
 from __future__ import annotations
@@ -161,7 +159,7 @@ def save_model_a(path: Path) -> Path:
 
 @contextmanager
 def serving(command: Sequence[str | Path], port: int) -> Iterator[int]:
-    """The id of a server that is ready. Its standard input stays open: one of ours ends when that closes."""
+    """Yield the id of a ready server, whose standard input stays open: one of ours ends when that closes."""
     process = subprocess.Popen(command, env=environment(), stdin=subprocess.PIPE)
     try:
         wait_until_ready(f"http://127.0.0.1:{port}/v2/health/ready", pid=process.pid)
@@ -184,19 +182,20 @@ def load(port: int, pid: int, token: str, connections: int) -> dict[str, float]:
     command = [sys.executable, PARTS / "http_load.py", *map(str, figures), token]
     before = cpu_seconds(pid)
     answer = subprocess.run(command, check=True, capture_output=True, env=environment(), text=True)
-    told: dict[str, float] = json.loads(answer.stdout)
-    told["cpu_us"] = (cpu_seconds(pid) - before) * 1e6 / (told["rate"] * (SECONDS + WARM_UP_S))
-    if told["failures"]:
-        raise RuntimeError(f"{told['failures']:.0f} requests were not answered with 200")
+    found: dict[str, float] = json.loads(answer.stdout)
+    found["cpu_us"] = (cpu_seconds(pid) - before) * 1e6 / (found["rate"] * (SECONDS + WARM_UP_S))
+    if found["failures"]:
+        raise RuntimeError(f"{found['failures']:.0f} requests were not answered with 200")
     say(
-        f"c={connections}: {told['rate']:,.0f} requests/s, p50 {told['p50_ms']:.2f} ms, p99 {told['p99_ms']:.2f} ms, "
-        f"{told['cpu_us']:.1f} µs CPU a request; the generator used {told['generator_cpu']:.0%} of a core"
+        f"c={connections}: {found['rate']:,.0f} requests/s, p50 {found['p50_ms']:.2f} ms, "
+        f"p99 {found['p99_ms']:.2f} ms, {found['cpu_us']:.1f} µs CPU a request; "
+        f"the generator used {found['generator_cpu']:.0%} of a core"
     )
-    return told
+    return found
 
 
 def middle(figure: str, seen: Seen) -> list[float]:
-    return [median(told[figure] for told in rounds) for rounds in seen]
+    return [median(each[figure] for each in rounds) for rounds in seen]
 
 
 if __name__ == "__main__":

@@ -1,13 +1,11 @@
-"""What it costs to have the platform up: `falaj up` beside `mlflow server`, all processes of each counted.
+"""CPU seconds and memory (PSS) of `falaj up`, against `mlflow server`, over all their processes.
 
-Both start with their defaults in an empty home, become ready, answer one request and come to rest; then CPU seconds
-and memory (PSS) are read. By default MLflow 3.17 runs four web workers, a job runner and seven job consumers, so its
-leanest setting (one worker, no jobs) is measured as well.
+Both start with their defaults in an empty home, become ready, answer one request and become idle. MLflow is also
+measured in its leanest setting (one worker, no jobs).
 """
 
 from __future__ import annotations
 
-import json
 import sys
 import tempfile
 import time
@@ -27,6 +25,7 @@ from harness import (
     pss_mb,
     report,
     running,
+    saved_token,
     say,
     settle,
     wait_until_ready,
@@ -39,7 +38,7 @@ MLFLOW = "mlflow==3.17.2"
 
 @dataclass(frozen=True)
 class Server:
-    """How to start a server in a folder on a port, and what to ask it."""
+    """The command of a server in a folder on a port, and the request to send."""
 
     name: str
     command: Callable[[Path, int], list[str | Path]]
@@ -82,7 +81,7 @@ def servers() -> tuple[Server, Server, Server]:
         ready="/readyz",
         request="/api/v1/workspaces/list",
         variables=lambda home: {"FALAJ_HOME": str(home / "home"), "FALAJ_CONFIG_DIR": str(home / "config")},
-        headers=lambda home: {"Authorization": f"Bearer {local_token(home / 'config')}"},
+        headers=lambda home: {"Authorization": f"Bearer {saved_token(home / 'config')}"},
     )
     default = Server(
         "mlflow server",
@@ -101,14 +100,8 @@ def servers() -> tuple[Server, Server, Server]:
     return falaj, default, lean
 
 
-def local_token(config: Path) -> str:
-    """The token that `falaj up` left for the local command line."""
-    tokens = json.loads((config / "credentials.json").read_text())
-    return str(next(iter(tokens.values())))
-
-
 def measure(server: Server) -> Cost:
-    """Start `server` in an empty folder, ask it once, let it come to rest, and read what it has used."""
+    """Start `server` in an empty folder, send one request, wait until it is idle, and read its usage."""
     port = free_port()
     address = f"http://127.0.0.1:{port}"
     with tempfile.TemporaryDirectory(prefix="startup-") as folder:

@@ -1,13 +1,11 @@
-"""Metrics into a run: `runs.log_metrics` beside MLflow's `log_batch`, by each one's own client.
+"""Metric points per second of `runs.log_metrics`, against MLflow's `log_batch`, each by its own client.
 
-One client, ten metrics, batches of 1,000 points (the most that MLflow takes) with steps and timestamps; only the calls
-are timed. Over HTTP both servers run on SQLite: Falaj as `falaj up`, MLflow in its leanest setting (one worker, no
-jobs). In process both use SQLite without a server. What Falaj acknowledges is on disk, checked by policy and audited.
+One client, ten metrics, batches of 1,000 points (MLflow's limit); only the calls are timed. Both use SQLite, over HTTP
+(MLflow with one worker and no jobs) and in process. What Falaj acknowledges is on disk, authorized and audited.
 """
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import tempfile
@@ -19,7 +17,18 @@ from pathlib import Path
 import falaj as fj
 from falaj.records.tracking import BATCH_POINTS, MetricPoint
 from falaj.sdk.platform import Platform
-from harness import Result, Rule, environment, free_port, peer_venv, report, running, say, wait_until_ready
+from harness import (
+    Result,
+    Rule,
+    environment,
+    free_port,
+    peer_venv,
+    report,
+    running,
+    saved_token,
+    say,
+    wait_until_ready,
+)
 
 QUICK = True
 SECONDS = 3.0
@@ -94,13 +103,13 @@ def falaj_over_http(folder: Path) -> tuple[float, float]:
     with running(command, cwd=folder, env=variables) as pid:
         address = f"http://127.0.0.1:{port}"
         wait_until_ready(f"{address}/readyz", pid=pid)
-        token = next(iter(json.loads((config / "credentials.json").read_text()).values()))
+        token = saved_token(config)
         with fj.connect(address, token) as platform:
             return falaj_rates(platform, "over HTTP")
 
 
 def falaj_rates(platform: Platform, how: str) -> tuple[float, float]:
-    """Points/s in batches as large as the peer's, and in the largest that there are."""
+    """Return points/s in batches as large as the peer's, and in the largest possible ones."""
     rates = falaj_rate(platform, BATCH), falaj_rate(platform, BATCH_POINTS)
     say(f"falaj {how}: {rates[0]:,.0f} points/s, {rates[1]:,.0f} in batches of {BATCH_POINTS}")
     return rates

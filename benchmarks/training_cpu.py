@@ -1,7 +1,6 @@
-"""Training on a CPU: `fit` with nothing tuned beside a plain torch loop, on three small models.
+"""Training on a CPU: `fit` with its defaults against a plain torch loop, on three small models.
 
-Both sides of a model take turns on the same batches; the search is over before the first turn. The machine is shared,
-so turns are short and many, and their ratios are taken one by one.
+Both sides alternate on the same batches in many short rounds, after the plan search; ratios are taken per round.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ def main() -> None:
 
 
 def compare(work: Work) -> Result:
-    """Samples a second of `fit`, and of the plain loop."""
+    """Return samples per second of `fit`, and of the plain loop."""
     data = work.data()
     plan = searched(work, data)
     steps = steps_of_a_turn(work, data)
@@ -65,7 +64,7 @@ def compare(work: Work) -> Result:
 
 
 def searched(work: Work, data: Any) -> Plan:
-    """The plan that `fit` finds for this model here."""
+    """Return the plan that `fit` finds for this model here."""
     torch.manual_seed(0)
     with contextlib.redirect_stdout(sys.stderr):
         found = fit(
@@ -102,7 +101,7 @@ def plain_loop(work: Work, data: Any, steps: int) -> float:
 
 
 def through_fit(work: Work, data: Any, steps: int, plan: Plan) -> float:
-    """All of `fit` but compiling, which is over after the first step."""
+    """Run `fit` without counting compilation, which ends with the first step."""
     torch.manual_seed(0)
     model = work.make()
     if plan.compile != "off":
@@ -128,7 +127,7 @@ def train(work: Work, model: nn.Module, data: Any, **options: Any) -> None:
 
 
 def overhead() -> Result:
-    """CPU microseconds that `fit` adds to a step of a small model, as in fit_cpu."""
+    """Return CPU microseconds that `fit` adds to a step of a small model, as in fit_cpu."""
     import fit_cpu
 
     threads = torch.get_num_threads()

@@ -1,9 +1,12 @@
-"""Training on an NVIDIA GPU: `fit` with nothing tuned, beside a plain loop, a loop tuned by hand, and Lightning.
+"""Training on an NVIDIA GPU: `fit` with its defaults against a plain loop, a hand-tuned loop, and Lightning.
 
-Needs torch, torchvision, pytorch-lightning and a GPU (`PYTHONPATH=src python benchmarks/training_gpu.py`). All four
-take turns in one process. A sample counts once however it is computed; batches are those that each side would use:
-the plain loops 8 / 64 / 1024 samples, the loop tuned by hand and Lightning 64 / 256 / 1024, `fit` what its search finds
-for the first two, and 1024 rows for the third. The loop tuned by hand has a vocabulary padded to 50,304 words.
+Needs torch, torchvision, pytorch-lightning and a GPU: `PYTHONPATH=src python benchmarks/training_gpu.py`. All four
+alternate in one process. Each uses its own batch size: plain loops 8 / 64 / 1024 samples, hand-tuned and Lightning 64 /
+256 / 1024, `fit` what its search finds (1024 for the third model). The hand-tuned loop pads the vocabulary to 50,304.
+The recommendation model (DLRM) has batches of 4,096 on every side; by hand the fastest of six loops counts. It needs
+torch alone:
+
+    PYTHONPATH=src python benchmarks/training_gpu.py --only DLRM --sides fit,plain,hand
 """
 
 from __future__ import annotations
@@ -17,7 +20,9 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -29,19 +34,19 @@ from torch import Tensor, nn
 
 from falaj.training.runtime.fit import FitResult, fit
 from falaj.training.runtime.planning.nvml import gpu_names
-from training_models import FULL, GPT, SMALL, Work, next_word
+from training_models import FULL, GPT, RECOMMENDER, SMALL, SMALL_RECOMMENDER, Work, next_word
 from turns import Side
 
 Pause = Callable[[int], None]
 
 ROUNDS = 4
 TUNED_BATCH = {"GPT-124M": 64, "ResNet-50": 256}
-WINDOW = {"GPT-124M": 20, "ResNet-50": 40, "MLP 64-256-256-1": 10_000}
-PLAIN_WINDOW = {"GPT-124M": 12, "ResNet-50": 20, "MLP 64-256-256-1": 1000}
+WINDOW = {"GPT-124M": 20, "ResNet-50": 40, "MLP 64-256-256-1": 10_000, "DLRM": 2000}
+PLAIN_WINDOW = {"GPT-124M": 12, "ResNet-50": 20, "MLP 64-256-256-1": 1000, "DLRM": 500}
 OVER_PLAIN = {"GPT-124M": 8.0, "ResNet-50": 7.0, "MLP 64-256-256-1": 12.0}
 CURVE_STEPS = 10
 BAND = 0.05
-"""The losses of the first steps are within this part of those of plain fp32, in the mean."""
+"""Mean relative difference that is allowed between the first losses and those of plain fp32."""
 HERE = Path(__file__).parent
 
 
@@ -50,14 +55,13 @@ def main() -> None:
     if options.crash:
         survive_a_crash()
         return
-    works = [
-        work for work in (SMALL if options.small else FULL) if not options.only or options.only in work.name
-    ]
+    every = (*SMALL, SMALL_RECOMMENDER) if options.small else (*FULL, RECOMMENDER)
+    works = [work for work in every if not options.only or options.only in work.name]
     os.environ.setdefault("FALAJ_CACHE", tempfile.mkdtemp())
     lines, kept = [hardware()], []
     for work in works if options.order == "" else [works[int(place)] for place in options.order]:
         if options.apart:
-            kept.append(in_own_process(work, rounds=options.rounds))
+            kept.append(in_own_process(work, sides=options.sides, rounds=options.rounds))
             lines += kept[-1].pop("lines")
             keep(options.out, lines, kept)
         else:
@@ -99,9 +103,10 @@ def hardware() -> str:
     return f"{datetime.now(UTC):%Y-%m-%d}, {names or 'no GPU'}, torch {torch.__version__}, {os.cpu_count()} CPU cores"
 
 
-def in_own_process(work: Work, *, rounds: int) -> dict[str, Any]:
-    """CUDA must not be in use when `fit` begins, so that it can try candidates in children."""
+def in_own_process(work: Work, *, sides: str, rounds: int) -> dict[str, Any]:
+    """Run in a separate process, since CUDA must not be in use when `fit` tries candidates in children."""
     command = [sys.executable, __file__, "--only", work.name, "--json", "--rounds", str(rounds)]
+    command += ["--sides", sides]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:
         return {"model": work.name, "lines": [f"{work.name}: failed", done.stdout[-2000:]]}
@@ -114,11 +119,11 @@ def in_own_process(work: Work, *, rounds: int) -> dict[str, Any]:
 
 
 def compare(work: Work, *, sides: str, rounds: int) -> dict[str, Any]:
-    """All sides in turn; `fit` first, before CUDA is used."""
+    """Measure all sides in alternation; `fit` first, before CUDA is used."""
     data = work.data()
-    said, wanted = io.StringIO(), sides.split(",")
+    output, wanted = io.StringIO(), sides.split(",")
     bodies: dict[str, Callable[[Pause], None]] = {
-        "fit": lambda pause: through_fit(work, data, pause, said),
+        "fit": lambda pause: through_fit(work, data, pause, output),
         "plain": lambda pause: plain_loop(work, data, pause),
         "default": lambda pause: plain_loop(work, data, pause, convolutions="tf32"),
         "hand": lambda pause: tuned_by_hand(work, data, pause),
@@ -134,15 +139,15 @@ def compare(work: Work, *, sides: str, rounds: int) -> dict[str, Any]:
                 note(f"{work.name} {side.name}: {side.error[-1500:]}")
             if number == 0:
                 note(f"{work.name} {side.name}: first turn {side.first_s:.1f} s {side.error[-1500:]}")
-                note(said.getvalue() if side.name == "fit" else "")
+                note(output.getvalue() if side.name == "fit" else "")
     for side in all_sides:
         side.end()
     rates = {side.name: [rate * work.each for rate in side.rates] for side in all_sides if side.rates}
-    return account(work, data, rates, said.getvalue(), first_s={s.name: s.first_s for s in all_sides})
+    return account(work, data, rates, output.getvalue(), first_s={s.name: s.first_s for s in all_sides})
 
 
 def account(
-    work: Work, data: Any, rates: dict[str, list[float]], said: str, *, first_s: dict[str, float]
+    work: Work, data: Any, rates: dict[str, list[float]], output: str, *, first_s: dict[str, float]
 ) -> dict[str, Any]:
     lines = [
         "",
@@ -163,12 +168,12 @@ def account(
     result: dict[str, Any] = {"model": work.name, "unit": f"{work.unit}/s", "rates": rates, "goals": met}
     if "fit" in rates:
         again = second_run(work, data)
-        result["search_s"] = seconds_in(said)
-        result["second_run_skips"] = "found before" in again
+        result["search_s"] = seconds_in(output)
+        result["second_run_skips"] = "from the cache" in again
         result["curve"] = curve(work, data)
-        lines += [f"  {line}" for line in said.strip().splitlines()]
+        lines += [f"  {line}" for line in output.strip().splitlines()]
         lines.append(f"  first turns, with compiling: { ({n: round(s, 1) for n, s in first_s.items()}) } s")
-        lines.append(f"  second run: {again.strip() or 'nothing said'}")
+        lines.append(f"  second run: {again.strip() or 'nothing output'}")
         lines.append(
             f"  first {CURVE_STEPS} losses off fp32 by {result['curve']:.2%} in the mean, band {BAND:.0%}"
         )
@@ -176,8 +181,8 @@ def account(
     return result
 
 
-def through_fit(work: Work, data: Any, pause: Pause, said: io.StringIO) -> None:
-    """What a user writes, but for the window in which another side has its turn."""
+def through_fit(work: Work, data: Any, pause: Pause, output: io.StringIO) -> None:
+    """Train as a user would, with pauses in which other sides run."""
     window = WINDOW.get(work.name, 50)
 
     def take_turns(model: nn.Module) -> float:
@@ -188,12 +193,12 @@ def through_fit(work: Work, data: Any, pause: Pause, said: io.StringIO) -> None:
     batch = [1]
     model = work.make()
     remember_batch(batch)
-    with contextlib.redirect_stdout(said):
+    with contextlib.redirect_stdout(output):
         train(work, model, data, steps=10_000_000, evaluate=take_turns, evaluate_every=window)
 
 
 def remember_batch(batch: list[int]) -> None:
-    """Learn the batch that the search has chosen from the plan that training is prepared with."""
+    """Record the batch size that the search has chosen."""
     import falaj.training.runtime.fit as fitting
 
     prepare = fitting.prepare
@@ -212,19 +217,19 @@ def train(work: Work, model: nn.Module, data: Any, **options: Any) -> FitResult:
 
 
 def second_run(work: Work, data: Any) -> str:
-    said = io.StringIO()
+    output = io.StringIO()
     torch.manual_seed(0)
-    with contextlib.redirect_stdout(said):
+    with contextlib.redirect_stdout(output):
         result = train(work, work.make(), data, steps=CURVE_STEPS, tune_seconds=60.0)
     _SECOND[work.name] = result
-    return said.getvalue()
+    return output.getvalue()
 
 
 _SECOND: dict[str, FitResult] = {}
 
 
 def curve(work: Work, data: Any) -> float:
-    """How far the first losses of the second run are from those of plain fp32 on the same batches."""
+    """Return how far the first losses of the second run are from those of plain fp32 on the same batches."""
     ours = _SECOND[work.name]
     torch.manual_seed(0)
     size = ours.plan.batch_size or work.batch
@@ -234,13 +239,13 @@ def curve(work: Work, data: Any) -> float:
     return sum(abs(a - b) for a, b in pairs) / sum(abs(b) for _, b in pairs)
 
 
-# --------------------------------------------------------------------------------------------- the peers
+# ------------------------------------------------------------------------------------------------- peers
 
 
 def plain_loop(work: Work, data: Any, pause: Pause, *, convolutions: str = "ieee") -> None:
-    """The loop that people write, but without a DataLoader, which would slow down the third model sixfold.
+    """A plain loop without a DataLoader, which would slow down the third model sixfold.
 
-    In fp32 all through; unless it is told so, torch computes convolutions in TF32, which is measured as "default".
+    In fp32; by default torch computes convolutions in TF32, which is measured as "default".
     """
     torch.manual_seed(0)
     device = the_device()
@@ -249,8 +254,8 @@ def plain_loop(work: Work, data: Any, pause: Pause, *, convolutions: str = "ieee
     torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.conv.fp32_precision = convolutions  # type: ignore[attr-defined]
     for number, places in enumerate(orders(len(data[0]), work.batch), 1):
-        inputs, target = (column[places].to(device) for column in data)
-        loss = work.loss(model(inputs), target)
+        *inputs, target = (column[places].to(device) for column in data)
+        loss = work.loss(model(*inputs), target)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -263,6 +268,9 @@ def tuned_by_hand(work: Work, data: Any, pause: Pause) -> None:
     device = the_device()
     if work.name.startswith("MLP"):
         graphed_by_hand(work, data, pause)
+        return
+    if "DLRM" in work.name:
+        compiled_by_hand(work, data, pause)
         return
     model = (GPT(words=50_304) if work.loss is next_word and work.name == "GPT-124M" else work.make()).to(
         device
@@ -289,6 +297,101 @@ def tuned_by_hand(work: Work, data: Any, pause: Pause) -> None:
         number += 1
         if number % window == 0:
             pause(window * size)
+
+
+def compiled_by_hand(work: Work, data: Any, pause: Pause) -> None:
+    """The fastest of several compiled loops with a fused optimizer: bf16 or TF32, without and with CUDA graphs."""
+    device, window = the_device(), WINDOW.get(work.name, 50)
+    columns = [column.to(device) for column in data]
+    torch.set_float32_matmul_precision("high")
+    forms = ("default", "reduce-overhead", "whole step as a graph") if device == "cuda" else ("default",)
+    own_graphs_in_this_thread()
+    took: dict[tuple[bool, str], float] = {}
+    for form in forms:
+        for half in (True, False):
+            name = f"{work.name} by hand, {'bf16' if half else 'tf32'}, {form}"
+            try:
+                took[half, form] = seconds_per_step(steps_by_hand(work, columns, half=half, form=form))
+                note(f"{name}: {1e3 * took[half, form]:.2f} ms")
+            except Exception as failure:
+                note(f"{name}: {type(failure).__name__}: {str(failure)[:300]}")
+    half, form = min(took, key=lambda each: took[each])
+    chosen = steps_by_hand(work, columns, half=half, form=form)
+    while True:
+        for _ in range(window):
+            next(chosen)
+        pause(window * work.batch)
+
+
+def steps_by_hand(work: Work, columns: list[Tensor], *, half: bool, form: str) -> Iterator[None]:
+    """Train by a compiled loop, a step at a time."""
+    device, is_graph = columns[0].device.type, form == "whole step as a graph"
+    torch.manual_seed(0)
+    model = work.make().to(device)
+    fused = {"fused": True, "capturable": is_graph} if device == "cuda" else {}
+    optimizer = torch.optim.AdamW(model.parameters(), lr=work.lr, **fused)
+    mode = {"mode": form} if form == "reduce-overhead" else {}
+    compiled = torch.compile(lambda *inputs, target: work.loss(model(*inputs), target), **mode)
+    places = torch.zeros(work.batch, dtype=torch.int64, device=device)
+
+    def step() -> None:
+        *inputs, target = (column[places] for column in columns)
+        with torch.autocast(device, torch.bfloat16, enabled=half, cache_enabled=not is_graph):
+            loss = compiled(*inputs, target=target)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        optimizer.step()
+
+    act: Callable[[], object] = captured(step) if is_graph else step
+    while True:
+        places.random_(0, len(columns[0]))
+        if form == "reduce-overhead":
+            torch.compiler.cudagraph_mark_step_begin()
+        act()
+        yield
+
+
+def captured(step: Callable[[], None]) -> Callable[[], object]:
+    """Return `step` as a CUDA graph."""
+    aside = torch.cuda.Stream()
+    aside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(aside):
+        for _ in range(5):
+            step()
+    torch.cuda.current_stream().wait_stream(aside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        step()
+    return graph.replay
+
+
+def own_graphs_in_this_thread() -> None:
+    """Prepare the graphs of mode="reduce-overhead", which torch prepares in the main thread only."""
+    if not torch.cuda.is_available():
+        return
+    from torch._inductor import cudagraph_trees as trees
+
+    for name, value in (
+        ("tree_manager_containers", {}),
+        ("tree_manager_locks", defaultdict(threading.Lock)),
+    ):
+        setattr(trees.local, name, value)
+        torch._C._stash_obj_in_tls(name, value)  # type: ignore[attr-defined]
+
+
+def seconds_per_step(steps: Iterator[None], *, warmup: int = 20, count: int = 100) -> float:
+    for number in range(warmup + count):
+        if number == warmup:
+            synchronize()
+            began = time.perf_counter()
+        next(steps)
+    synchronize()
+    return (time.perf_counter() - began) / count
+
+
+def synchronize() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
 
 
 def graphed_by_hand(work: Work, data: Any, pause: Pause) -> None:
@@ -349,10 +452,10 @@ def with_lightning(work: Work, data: Any, pause: Pause) -> None:
             self.inner = torch.compile(inner)
 
         def training_step(self, batch: Any, _: int) -> Tensor:
-            inputs, target = batch
+            *inputs, target = batch
             if work.images:
-                inputs = inputs.contiguous(memory_format=torch.channels_last)
-            return work.loss(self.inner(inputs), target)
+                inputs = [each.contiguous(memory_format=torch.channels_last) for each in inputs]
+            return work.loss(self.inner(*inputs), target)
 
         def on_train_batch_end(self, *_: Any) -> None:
             if self.global_step % window == 0:
@@ -386,7 +489,7 @@ def with_lightning(work: Work, data: Any, pause: Pause) -> None:
 
 
 def orders(samples: int, size: int) -> Iterator[Tensor]:
-    """The samples of one batch after the other, shuffled in each epoch."""
+    """Yield the samples of one batch after the other, shuffled in each epoch."""
     while True:
         yield from torch.randperm(samples)[: samples // size * size].split(size)
 
@@ -399,7 +502,7 @@ def the_device() -> str:
 
 
 def survive_a_crash() -> None:
-    """A loss that ends its process by SIGSEGV in bf16: the search loses that candidate, and the run goes on."""
+    """A loss that crashes by SIGSEGV in bf16: the search discards that candidate, and the run continues."""
     work = FULL[-1]
 
     def treacherous(out: Tensor, target: Tensor) -> Tensor:
@@ -408,12 +511,12 @@ def survive_a_crash() -> None:
         return nn.functional.mse_loss(out, target)
 
     os.environ["FALAJ_CACHE"] = tempfile.mkdtemp()
-    said, began = io.StringIO(), time.perf_counter()
-    with contextlib.redirect_stdout(said):
+    output, began = io.StringIO(), time.perf_counter()
+    with contextlib.redirect_stdout(output):
         result = fit(
             work.make(), treacherous, work.data(), batch_size=1024, steps=2000, tune_seconds=40, compile=False
         )
-    words = said.getvalue()
+    words = output.getvalue()
     survived = "crashed (SIGSEGV)" in words and result.step == 2000
     print(f"a candidate that crashes: {'survived' if survived else 'NOT survived'}, ", end="")
     print(f"{time.perf_counter() - began:.0f} s in all, plan {result.plan.summary}")
@@ -426,9 +529,9 @@ def crash_in_own_process() -> str:
     return done.stdout.strip() or f"a candidate that crashes: NOT survived (exit status {done.returncode})"
 
 
-def seconds_in(said: str) -> float | None:
-    """How long the search says it took."""
-    _, found, rest = said.partition("(found in ")
+def seconds_in(output: str) -> float | None:
+    """Return how long the search took by its own report."""
+    _, found, rest = output.partition("(found in ")
     return float(rest.split(" ")[0]) if found else None
 
 

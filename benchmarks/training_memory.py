@@ -1,13 +1,12 @@
-"""The memory that training takes, as estimated in a process without a GPU, beside what is measured on one.
+"""Estimated memory of training, made without a GPU, against `torch.cuda.max_memory_allocated` of a plain loop.
 
-Eager, AdamW, `torch.cuda.max_memory_allocated` over three steps of a plain loop, in a process of its own for each row;
-beside it, for information, the peak of `fit` with the same plan, whose data lies on the GPU as well. The estimates are
-made first, by a process that sees no GPU, with an empty cache. Needs torch alone (ResNet-50: torchvision):
+Three eager AdamW steps for each row, in separate processes; the peak of `fit` with the same plan is shown for
+information. Needs torch (ResNet-50: torchvision):
 
-    PYTHONPATH=src python benchmarks/training_memory.py [--estimate-only] [--only GPT MLP] [--precision fp32]
+PYTHONPATH=src python benchmarks/training_memory.py [--estimate-only] [--only GPT MLP] [--precision fp32]
 
-Every row is printed and kept as soon as it is known, so that a run that is cut short has not been for nothing. With
---together all rows are measured in one process, one after the other, and without `fit`: this takes a minute or two.
+Every row is printed and stored as soon as it is known. With --together all rows are measured in one process, without
+`fit`, in a minute or two.
 """
 
 from __future__ import annotations
@@ -102,7 +101,7 @@ def chosen(options: argparse.Namespace) -> list[Row]:
 
 
 def result(row: Row, found: dict[str, Any], seen: dict[str, Any]) -> dict[str, Any]:
-    """The line of a row; it is met where the estimate is within a tenth of what was measured."""
+    """Return the line of a row; the goal is met if the estimate is within a tenth of the measurement."""
     ratio = found["bytes"] / seen["bytes"]
     line = {
         "what": f"{spelled(row)}: peak GiB, estimated (peer: measured), within 10 %",
@@ -124,7 +123,7 @@ def result(row: Row, found: dict[str, Any], seen: dict[str, Any]) -> dict[str, A
 
 
 def estimates(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """All of them, from one process that sees no GPU and nothing that was kept."""
+    """Return all estimates, from one process without a GPU and with an empty cache."""
     command = ["--estimate", "--only", *options.only, "--precision", *options.precision]
     with tempfile.TemporaryDirectory() as cache:
         env = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "FALAJ_CACHE": cache}
@@ -149,7 +148,7 @@ def estimated(name: str, batch: int, precision: str) -> dict[str, Any]:
             precision=precision,  # type: ignore[arg-type]
             device="cuda",
         )
-    except Exception as failure:  # the other rows are wanted all the same
+    except Exception as failure:  # the other rows are still wanted
         return {"failed": f"{type(failure).__name__}: {failure}"[:500]}
     kept = {each: value for each, value in found.facts().items() if each != "ways"}
     return {"bytes": found.peak_bytes, "seconds": round(time.perf_counter() - began, 2), **kept}
@@ -159,7 +158,7 @@ def estimated(name: str, batch: int, precision: str) -> dict[str, Any]:
 
 
 def measurements(options: argparse.Namespace) -> Iterator[tuple[Row, dict[str, Any]]]:
-    """Each row with what was measured, as it comes."""
+    """Yield each row with its measurement, as it arrives."""
     if not options.together:
         for row in chosen(options):
             yield row, child("--measure", row[0], str(row[1]), row[2])
@@ -173,7 +172,7 @@ def measurements(options: argparse.Namespace) -> Iterator[tuple[Row, dict[str, A
 
 
 def of_plain_loop(name: str, batch: int, precision: str) -> dict[str, Any]:
-    """The peak of the plain loop from here on."""
+    """Return the peak of the plain loop from here on."""
     try:
         torch.cuda.init()  # type: ignore[no-untyped-call]
         gc.collect()
@@ -181,12 +180,12 @@ def of_plain_loop(name: str, batch: int, precision: str) -> dict[str, Any]:
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
         return {"before_bytes": before, **plain_loop(name, batch, precision)}
-    except Exception as failure:  # the other rows are wanted all the same
+    except Exception as failure:  # the other rows are still wanted
         return {"failed": f"{type(failure).__name__}: {failure}"[:500]}
 
 
 def measured(name: str, batch: str, precision: str) -> dict[str, Any]:
-    """The peak of the plain loop, and of `fit`, in this process."""
+    """Return the peak of the plain loop, and of `fit`, in this process."""
     size = int(batch)
     found = of_plain_loop(name, size, precision)
     try:
@@ -253,7 +252,7 @@ def work_of(name: str) -> Work:
 
 
 def samples(name: str, batch: int) -> Data:
-    """No more of them than one batch: what they say does not matter."""
+    """Return no more samples than one batch; their values do not matter."""
     if name.startswith("GPT"):
         return texts(batch, words=50_257, length=1024)
     return pictures(batch, size=224, classes=1000) if name.startswith("ResNet") else rows(batch)
@@ -275,8 +274,8 @@ def run(command: Sequence[str], *, env: dict[str, str], limit_s: float) -> subpr
             arguments, env=env, timeout=limit_s, capture_output=True, text=True, check=False
         )
     except subprocess.TimeoutExpired as late:
-        said = late.stdout or b""
-        text = said if isinstance(said, str) else said.decode(errors="replace")
+        partial_output = late.stdout or b""
+        text = partial_output if isinstance(partial_output, str) else partial_output.decode(errors="replace")
         return subprocess.CompletedProcess(arguments, 124, text, f"did not end within {limit_s:.0f} s")
 
 

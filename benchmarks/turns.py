@@ -1,4 +1,4 @@
-"""Ways of training that take turns on one GPU, each in a thread that waits while another one is measured."""
+"""Alternating measurements on one GPU: each side trains in a thread that waits while another one is measured."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 import torch
 
 
-class Over(BaseException):
-    """The benchmark is over, for the side that gets it."""
+class BenchmarkOver(BaseException):
+    """Raised in a side when the benchmark is over."""
 
 
 class Side:
-    """One way of training. `body` trains until the end of time, and calls `pause(samples)` now and then."""
+    """One side of the comparison; `body` trains without end, and calls `pause(samples)` regularly."""
 
     def __init__(self, name: str, body: Callable[[Callable[[int], None]], None]) -> None:
         self.name, self.rates, self.first_s, self.error = name, list[float](), 0.0, ""
@@ -27,7 +27,7 @@ class Side:
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def turn(self) -> None:
-        """Train until the next pause. The first turn, with its compiling, is not counted."""
+        """Train until the next pause; the first round, with its compilation, is not counted."""
         if self.error:
             return
         began = time.perf_counter()
@@ -48,7 +48,7 @@ class Side:
         self._thread.join(60)
 
     def pause(self, samples: int) -> None:
-        """The others have their turns; what torch keeps for the whole process is afterwards as it was."""
+        """Let the other sides run, and restore torch's process-wide settings afterwards."""
         _synchronize()
         self._samples = samples
         before = torch.get_float32_matmul_precision()
@@ -58,7 +58,7 @@ class Side:
         self._rests.set()
         self._go.wait()
         if self._over:
-            raise Over
+            raise BenchmarkOver
         torch.set_float32_matmul_precision(before)
         for each, precision in zip(parts, kept, strict=True):
             each.fp32_precision = precision
@@ -67,7 +67,7 @@ class Side:
         self._go.wait()
         try:
             self._body(self.pause)
-        except Over:
+        except BenchmarkOver:
             pass
         except BaseException:
             self.error = traceback.format_exc()

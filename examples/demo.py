@@ -1,8 +1,4 @@
-"""The demonstration: the whole loop on the flights that left New York City in 2013.
-
-From features to a model that is served, watched, found to have drifted, trained anew, tried, and promoted; then a bad
-one, which is rolled back; then the evidence. Every step prints the command or the lines that do it.
-"""
+"""Run the whole loop on the flights that left New York City in 2013, from features to audit evidence."""
 
 from __future__ import annotations
 
@@ -47,18 +43,21 @@ from traffic import Flight, Traffic  # noqa: E402
 
 import data  # noqa: E402 - beside this file
 import falaj as fj  # noqa: E402
-from falaj.records.control.pipelines import Canary  # noqa: E402
+from falaj.records.control.pipelines import Canary, CanaryTraffic  # noqa: E402
 from falaj.records.control.workflows import WorkflowRun  # noqa: E402
 from falaj.records.monitoring.monitors import MonitorWindow  # noqa: E402
+from falaj.records.monitoring.sketches import FalseAlarmBudget, RowDependence  # noqa: E402
 from falaj.records.serving import Lookup, ViewLookup  # noqa: E402
 from falaj.records.training.jobs import Job  # noqa: E402
 
+JULY = 29_000
+"""Flights of July, roughly."""
 VIEWS = tuple(view.name for view in definitions.VIEWS)
 
 
 @dataclass
-class Story:
-    """What the steps share. `every`: only each n-th flight, for a quick look."""
+class DemoState:
+    """State that the steps share; `every`: only each n-th flight, for a quick look."""
 
     platform: fj.Platform
     url: str
@@ -71,42 +70,48 @@ class Story:
 
 
 def main() -> None:
-    asked = argparse.ArgumentParser(description=__doc__)
-    asked.add_argument("--every", type=int, default=1, help="only each n-th flight, for a quick look")
-    every = asked.parse_args().every
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--every", type=int, default=1, help="only each n-th flight, for a quick look")
+    every = parser.parse_args().every
     began = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="falaj-demo-") as folder, running(Path(folder)) as url:
-        tell(Story(fj.connect(url), url, every, canary_for(every)))
+        run_steps(DemoState(fj.connect(url), url, every, canary_for(every)))
     figure("the whole demonstration", f"{time.perf_counter() - began:.0f} s")
     closing_table()
 
 
-def tell(story: Story) -> None:
-    with story.platform:
-        ingest(story)
-        train(story)
-        approve(story)
-        optimize(story)
-        deploy(story)
-        drift(story)
-        retrain(story)
-        reject_bad_model(story)
-        evidence.tell(story.platform, story.prediction)
-        story.approver.close()
+def run_steps(demo: DemoState) -> None:
+    with demo.platform:
+        ingest(demo)
+        train(demo)
+        approve(demo)
+        optimize(demo)
+        deploy(demo)
+        drift(demo)
+        retrain(demo)
+        reject_bad_model(demo)
+        evidence.show_evidence(demo.platform, demo.prediction)
+        demo.approver.close()
 
 
 def canary_for(every: int) -> Canary:
-    """Half of the requests; on a small slice there are fewer labels, so that it cannot judge as finely."""
+    """Return the canary settings: the margins are those that a month of flights can show.
+
+    `falaj pipelines canary delays --plan` gives them: an equal model passes 10 % of the log loss after about 2,500 of
+    its labels, and 20 % after about 1,000; a small slice of the flights has no more than that. The share of slow
+    requests has a wide margin: this machine also trains and sends the flights, and is slow in waves.
+    """
+    longest = timedelta(minutes=10)
     if every == 1:
-        return Canary(share=50, requests=1000, labels=2000, tolerance=0.05)
-    return Canary(share=50, requests=200, labels=300, tolerance=0.2)
+        return Canary(share=50, requests=1000, labels=1000, tolerance=0.1, latency=0.2, longest=longest)
+    return Canary(share=50, requests=200, labels=300, tolerance=0.2, latency=0.2, longest=longest)
 
 
 # ------------------------------------------------------------------------------------------ features
 
 
-def ingest(story: Story) -> None:
-    platform = story.platform
+def ingest(demo: DemoState) -> None:
+    platform = demo.platform
     step(
         "Features: delays by carrier, route and aeroplane over windows, weather as of departure",
         "falaj apply examples/flights/definitions.py",
@@ -115,7 +120,7 @@ def ingest(story: Story) -> None:
     applied = platform.apply(FOLDER / "flights" / "definitions.py")
     say(f"{len(applied.entities)} entities, {len(applied.views)} views")
     with timed("five months taken in"):
-        arrive(story, range(1, 6))
+        arrive(demo, range(1, 6))
     step(
         "A training set of January to May: every flight, with what was known at its departure",
         f"falaj features training-set jan-may --spine flights --views {','.join(VIEWS)}",
@@ -125,36 +130,36 @@ def ingest(story: Story) -> None:
     say(f"{made.rows:,} rows, {len(made.columns)} columns, pinned as table version {made.table_version}")
 
 
-def arrive(story: Story, months: range) -> None:
-    """Take in what happened in some months: nothing of later ones is known before."""
-    flights = data.load_flights(months, every=story.every)
+def arrive(demo: DemoState, months: range) -> None:
+    """Ingest the rows of some months; nothing of later ones is known before."""
+    flights = data.load_flights(months, every=demo.every)
     weather = data.load_weather(months)
     title = f"months {months.start} to {months.stop - 1}" if len(months) > 1 else f"month {months.start}"
     rows = f"{flights.num_rows:,} flights and {weather.num_rows:,} hours of weather"
     with bars() as bar:
         task = bar.add_task(f"{title}: {rows}", total=len(VIEWS) + 1)
         for view in ("flights", *VIEWS):
-            story.platform.ingest(view, weather if view == "weather" else flights, only=("AE",))
+            demo.platform.ingest(view, weather if view == "weather" else flights, only=("AE",))
             bar.advance(task)
 
 
-def month_of_traffic(story: Story, month: int, most: int) -> Iterator[Flight]:
-    """The flights of a month in random order, with what was known of each at its departure brought online."""
-    arrive(story, range(month, month + 1))
+def month_of_traffic(demo: DemoState, month: int, most: int) -> Iterator[Flight]:
+    """Yield the flights of a month in random order, with the features known at departure materialized online."""
+    arrive(demo, range(month, month + 1))
     name, since = f"month-{month}", data.month_start(month)
-    story.platform.training_set(name, spine="flights", views=VIEWS, since=since)
-    rows = story.platform.features.load(name).read_all()
+    demo.platform.training_set(name, spine="flights", views=VIEWS, since=since)
+    rows = demo.platform.features.load(name).read_all()
     chosen = random.Random(month).sample(range(rows.num_rows), min(most, rows.num_rows))
     rows = rows.take(chosen)
-    story.platform.ingest("board", rows.select(["flight", "event_time", *definitions.FEATURES]), only=("AE",))
-    story.platform.features.materialize("board")
+    demo.platform.ingest("board", rows.select(["flight", "event_time", *definitions.FEATURES]), only=("AE",))
+    demo.platform.features.materialize("board")
     return itertools.starmap(Flight, zip(rows["flight"].to_pylist(), rows["late"].to_pylist(), strict=True))
 
 
 # ------------------------------------------------------------------------------------------ training
 
 
-def train(story: Story) -> None:
+def train(demo: DemoState) -> None:
     step(
         "Two jobs, on the same training set: a network and a boosted tree",
         "falaj train examples/flights/train_torch.py --dataset training=jan-may",
@@ -162,18 +167,18 @@ def train(story: Story) -> None:
     )
     with timed("both models trained"):
         jobs = [
-            story.platform.train(FOLDER / "flights" / f"train_{kind}.py", inputs={"training": "jan-may"})
+            demo.platform.train(FOLDER / "flights" / f"train_{kind}.py", inputs={"training": "jan-may"})
             for kind in ("torch", "trees")
         ]
         with bars() as bar:
-            ended = [follow(story.platform, job, bar) for job in jobs]
+            ended = [follow(demo.platform, job, bar) for job in jobs]
     step(
         "Register what they made: immutable, hashed, signed, with its lineage",
         'platform.register(job.id, "flight-delays")',
     )
     rows = []
     for job in ended:
-        version = story.platform.register(job.id, "flight-delays")
+        version = demo.platform.register(job.id, "flight-delays")
         rows.append(
             [
                 version.reference,
@@ -198,8 +203,8 @@ def follow(platform: fj.Platform, job: Job, bar: Progress) -> Job:
     return now
 
 
-def approve(story: Story) -> None:
-    platform = story.platform
+def approve(demo: DemoState) -> None:
+    platform = demo.platform
     step(
         "The alias champion is protected: someone else has to approve",
         "falaj models protect flight-delays --alias champion",
@@ -209,32 +214,32 @@ def approve(story: Story) -> None:
     platform.users.create("sara")
     for role in ("viewer", "approver"):
         platform.workspaces.grant("default", "sara", role=role)
-    refused(lambda: platform.models.promote(story.champion, to="champion"))
-    refused(lambda: platform.models.approve(story.champion, alias="champion"))
+    refused(lambda: platform.models.promote(demo.champion, to="champion"))
+    refused(lambda: platform.models.approve(demo.champion, alias="champion"))
     secret = platform.tokens.issue(user="sara", purpose="demo").secret
-    story.approver = fj.connect(story.url, secret)
+    demo.approver = fj.connect(demo.url, secret)
     step(
         "Sara approves",
-        f"falaj models approve {story.champion} --alias champion",
-        f"falaj models promote {story.champion} --to champion",
+        f"falaj models approve {demo.champion} --alias champion",
+        f"falaj models promote {demo.champion} --to champion",
     )
-    story.approver.models.approve(story.champion, alias="champion", comment="AUC and lineage looked at")
-    moved = platform.models.promote(story.champion, to="champion")
+    demo.approver.models.approve(demo.champion, alias="champion", comment="AUC and lineage looked at")
+    moved = platform.models.promote(demo.champion, to="champion")
     say(f"{moved.change.version} is champion, approved by {', '.join(moved.approved_by)}")
 
 
-def optimize(story: Story) -> None:
+def optimize(demo: DemoState) -> None:
     step(
         "Faster variants, measured on this machine, each accepted or refused with the reason",
-        f"falaj optimization start {story.champion} --data jan-may --target late --recipe int8",
+        f"falaj optimization start {demo.champion} --data jan-may --target late --recipe int8",
     )
-    for reference in (story.champion, "flight-delays@2"):
-        asked = story.platform.optimization.start(reference, data="jan-may", target="late", recipes=("int8",))
-        *_, ended = story.platform.workflows.watch(asked.id)
+    for reference in (demo.champion, "flight-delays@2"):
+        work = demo.platform.optimization.start(reference, data="jan-may", target="late", recipes=("int8",))
+        *_, ended = demo.platform.workflows.watch(work.id)
         if ended.result is None:
             say(f"{reference}: {ended.error}")
             continue
-        shown = story.platform.optimization.show(ended.result["id"])
+        shown = demo.platform.optimization.show(ended.result["id"])
         for variant in shown.report.variants:
             say(f"{reference} {variant.recipe}: {variant.verdict}. {variant.reason}")
 
@@ -242,18 +247,17 @@ def optimize(story: Story) -> None:
 # ------------------------------------------------------------------------------------------- serving
 
 
-def deploy(story: Story) -> None:
-    platform = story.platform
+def deploy(demo: DemoState) -> None:
+    platform = demo.platform
     step(
         "Serve it: the caller gives a flight, the endpoint looks its features up",
-        f"falaj deploy {story.champion} --name delays --lookup board",
-        "falaj monitoring watch delays --reference jan-may",
+        f"falaj deploy {demo.champion} --name delays --lookup board",
+        "falaj monitoring watch delays --reference jan-may --independent-rows",
     )
-    window = MonitorWindow(rows=1000 if story.every == 1 else 300)
-    platform.endpoints.deploy(
-        "delays", model=story.champion, lookup=Lookup(views=(ViewLookup(view="board"),))
-    )
-    platform.monitoring.watch("delays", reference="jan-may", window=window)
+    window = MonitorWindow(rows=1000 if demo.every == 1 else 300)
+    platform.endpoints.deploy("delays", model=demo.champion, lookup=Lookup(views=(ViewLookup(view="board"),)))
+    replayed = FalseAlarmBudget(dependence=RowDependence.NONE)  # days pass in seconds: times tell nothing
+    platform.monitoring.watch("delays", reference="jan-may", window=window, budget=replayed)
     while platform.endpoints.show("delays").url is None:
         time.sleep(0.05)
     say(f"{platform.endpoints.show('delays').url} speaks the Open Inference Protocol V2")
@@ -269,26 +273,26 @@ def deploy(story: Story) -> None:
         spine="flights",
         window=timedelta(days=365),
         views=VIEWS,
-        canary=story.canary,
+        canary=demo.canary,
     )
 
 
-def drift(story: Story) -> None:
-    platform = story.platform
+def drift(demo: DemoState) -> None:
+    platform = demo.platform
     step(
         "June arrives as live traffic, one flight a request",
         "POST /v2/models/delays/infer   (tritonclient works)",
     )
-    june = month_of_traffic(story, 6, 3000)
-    story.traffic = Traffic(platform, "delays", token=platform.tokens.issue(purpose="traffic").secret)
+    june = month_of_traffic(demo, 6, 3000)
+    demo.traffic = Traffic(platform, "delays", token=platform.tokens.issue(purpose="traffic").secret)
     began = time.perf_counter()
     with timed("drift: from the first request to the alert"):
-        sent = story.traffic.replay(june, enough=lambda: bool(platform.monitoring.alerts().items), most=3000)
+        sent = demo.traffic.replay(june, enough=lambda: bool(platform.monitoring.alerts().items), most=3000)
         while not platform.monitoring.alerts().items and time.perf_counter() - began < 60:
             time.sleep(0.2)
-    story.traffic.settle()
+    demo.traffic.settle()
     alerts = platform.monitoring.alerts().items
-    figure("requests a second, one row each, four callers", f"{sent / story.traffic.seconds:,.0f}")
+    figure("requests a second, one row each, four callers", f"{sent / demo.traffic.seconds:,.0f}")
     if not alerts:
         say("no drift was found; the retraining is started by hand: falaj pipelines start retrain-delays")
         platform.pipelines.start("retrain-delays")
@@ -301,8 +305,8 @@ def drift(story: Story) -> None:
 # ---------------------------------------------------------------------------------------- retraining
 
 
-def retrain(story: Story) -> None:
-    platform = story.platform
+def retrain(demo: DemoState) -> None:
+    platform = demo.platform
     step(
         "The controller starts the pipeline by itself",
         "falaj pipelines show retrain-delays",
@@ -311,17 +315,29 @@ def retrain(story: Story) -> None:
     with timed("from drift to the canary: training set, job, version"):
         while (work := platform.pipelines.show("retrain-delays").work) is None:
             time.sleep(0.1)
-        told = watch(story, work, until="canary")
-    if told.state.ended:
-        raise SystemExit(f"the retraining {told.state}: {told.error}")
-    step("July arrives; half of it is answered by the challenger", "falaj endpoints stats delays")
-    july = month_of_traffic(story, 7, 18_000)
-    result = decide(story, work, july, approving=True)
-    story.traffic.replay(july, enough=lambda: False, most=200)  # answered by whoever won
-    story.traffic.settle()
-    story.prediction = story.traffic.last
+        reached = watch(demo, work, until="waits for approval")
+    if reached.state.ended:
+        raise SystemExit(f"the retraining {reached.state}: {reached.error}")
+    approve_newest(
+        demo, "The endpoint serves the protected champion: no request goes to another before Sara agrees"
+    )
+    watch(demo, work, until="canary")
+    step(
+        "July arrives; half of it is answered by the challenger",
+        f"falaj pipelines canary delays --plan --share 50 --tolerance {demo.canary.tolerance:g} "
+        f"--latency {demo.canary.latency:g}",
+        "falaj endpoints stats delays",
+    )
+    show_power(demo, min(18_000, JULY // demo.every))
+    july = month_of_traffic(demo, 7, 18_000)
+    afterwards = list(itertools.islice(july, 20))
+    result = decide(demo, work, july)
+    demo.traffic.replay(iter(afterwards), enough=lambda: False, most=20)  # answered by the winning version
+    demo.traffic.settle()
+    demo.prediction = demo.traffic.last
     verdict = result["verdict"]
-    say(f"verdict: {'promoted' if verdict['promote'] else 'rolled back'}; {verdict['words']}")
+    ends = {"promote": "promoted", "roll_back": "rolled back", "undecided": "the champion stays"}
+    say(f"verdict: {ends[verdict['outcome']]}; {verdict['words']}")
     for name in ("champion", "challenger"):
         stats = verdict.get(name)
         if stats:
@@ -329,8 +345,25 @@ def retrain(story: Story) -> None:
             figure(f"log loss of the {name}, version {stats['version']}", words)
 
 
-def reject_bad_model(story: Story) -> None:
-    platform = story.platform
+def show_power(demo: DemoState, flights: int) -> None:
+    """Say which margin was chosen, and how soon and how surely the canary decides within so many flights."""
+    hour = demo.canary.model_copy(update={"longest": timedelta(hours=1)})
+    traffic = CanaryTraffic(requests_per_hour=flights, labelled=1.0)
+    plan = demo.platform.pipelines.plan_canary("delays", plan=hour, traffic=traffic, worse=(0.0, 2.0))
+    equal, worse = (each for each in plan.forecasts if each.metric == "score")
+    say(
+        f"margin: its log loss may be {demo.canary.tolerance:.0%} higher ({equal.margin:.3f}); "
+        f"an equal model is promoted after about {equal.after:,} of its labels, "
+        f"within these flights in {min(equal.power, 0.99):.0%} of the cases or more"
+    )
+    say(
+        f"one that is {worse.worse_by:.3f} worse is rolled back after about {worse.after:,}; "
+        f"an equal one wrongly in {demo.canary.false_rollback:.0%} of the cases at most"
+    )
+
+
+def reject_bad_model(demo: DemoState) -> None:
+    platform = demo.platform
     step(
         "Now a bad model: its labels were inverted, its own metrics look fine",
         "falaj train examples/flights/bad_model.py --dataset training=jan-may",
@@ -341,9 +374,11 @@ def reject_bad_model(story: Story) -> None:
         version = platform.register(follow(platform, job, bar).id, "flight-delays")
     say(f"{version.reference} says of itself: AUC {version.metrics['auc']:.3f}")
     began = time.perf_counter()
-    asked = platform.pipelines.canary("delays", model=version.reference, plan=story.canary)
-    watch(story, asked.id, until="canary")
-    result = decide(story, asked.id, month_of_traffic(story, 8, 12_000), approving=False)
+    work = platform.pipelines.canary("delays", model=version.reference, plan=demo.canary)
+    watch(demo, work.id, until="waits for approval")
+    approve_newest(demo, "Sara looks at its metrics, and lets it be tried")
+    watch(demo, work.id, until="canary")
+    result = decide(demo, work.id, month_of_traffic(demo, 8, 12_000))
     verdict = result["verdict"]
     if verdict["promote"]:
         raise SystemExit("the bad model was promoted")
@@ -353,41 +388,43 @@ def reject_bad_model(story: Story) -> None:
     say("all requests go to " + ", ".join(f"version {route.version}" for route in routes if route.weight))
 
 
-def decide(story: Story, work: str, flights: Iterator[Flight], *, approving: bool) -> dict[str, Any]:
-    """Send flights until the canary has its verdict, and let Sara approve if that is asked for."""
-    platform, traffic = story.platform, story.traffic
+def approve_newest(demo: DemoState, why: str) -> None:
+    """Let Sara approve the newest version for the alias champion."""
+    reference = f"flight-delays@{demo.platform.models.show('flight-delays').versions}"
+    step(why, f"falaj models approve {reference} --alias champion")
+    demo.approver.models.approve(reference, alias="champion")
+
+
+def decide(demo: DemoState, work: str, flights: Iterator[Flight]) -> dict[str, Any]:
+    """Send flights until the canary has its verdict."""
+    platform, traffic = demo.platform, demo.traffic
     with bars() as bar:
-        task = bar.add_task("canary", total=2 * story.canary.labels)
+        task = bar.add_task("canary", total=None)
 
         def enough() -> bool:
             now = platform.workflows.show(work)
             bar.update(task, completed=traffic.sent - before, description=now.doing or str(now.state))
-            return now.state.ended or "approval" in (now.doing or "")
+            return now.state.ended
 
         before = traffic.sent
         traffic.replay(flights, enough=enough, most=20_000)
         traffic.settle()
         while not enough():
             time.sleep(0.2)
-    now = platform.workflows.show(work)
-    if approving and not now.state.ended:
-        reference = f"flight-delays@{platform.models.show('flight-delays').versions}"
-        step("The challenger is good, and Sara agrees", f"falaj models approve {reference} --alias champion")
-        story.approver.models.approve(reference, alias="champion")
     *_, ended = platform.workflows.watch(work)
     if ended.result is None:
         raise SystemExit(f"the canary {ended.state}: {ended.error}")
     return ended.result
 
 
-def watch(story: Story, work: str, *, until: str) -> WorkflowRun:
-    """Follow work until what it does begins with `until`, or it has ended."""
-    said = ""
-    for now in story.platform.workflows.watch(work):
+def watch(demo: DemoState, work: str, *, until: str) -> WorkflowRun:
+    """Follow a workflow until its step begins with `until`, or it has ended."""
+    last_shown = ""
+    for now in demo.platform.workflows.watch(work):
         doing = (now.doing or "").partition(":")[0]
-        if doing and doing != said:
+        if doing and doing != last_shown:
             say(doing)
-            said = doing
+            last_shown = doing
         if doing == until or now.state.ended:
             return now
     raise SystemExit(f"work {work} cannot be watched")

@@ -1,4 +1,4 @@
-"""The last act: where a prediction came from, what may not leave the country, and an audit log that verifies."""
+"""The last part of the demonstration: lineage of a prediction, residency refusals, and audit log verification."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import falaj as fj
 from falaj.governance.audit.verify import verify_export
 
 SHOWN = ("model_version", "run", "job", "dataset", "view")
-"""What is printed of the lineage; blobs and operations stand between them."""
+"""Kinds of objects in the printed lineage; blobs and operations between them are left out."""
 
 
-def tell(platform: fj.Platform, prediction: str) -> None:
+def show_evidence(platform: fj.Platform, prediction: str) -> None:
     lineage(platform, prediction)
     residency(platform)
     audit(platform)
@@ -26,11 +26,11 @@ def lineage(platform: fj.Platform, prediction: str) -> None:
         f"falaj endpoints prediction {prediction}",
         "falaj lineage show … --direction up",
     )
-    told = platform.endpoints.prediction(prediction)
-    chance = next(iter(told.outputs.values()))
-    say(f"{told.model}@{told.version} answered {told.caller} {chance}; it came true: {told.label}")
+    record = platform.endpoints.prediction(prediction)
+    chance = next(iter(record.outputs.values()))
+    say(f"{record.model}@{record.version} answered {record.caller} {chance}; it came true: {record.label}")
     say(f"predictions {prediction.rpartition('-')[0]}")
-    for node in platform.lineage.graph(f"model_version:{told.model}@{told.version}", direction="up"):
+    for node in platform.lineage.graph(f"model_version:{record.model}@{record.version}", direction="up"):
         if node.kind in SHOWN:
             say(f"{'  ' * (1 - node.depth // 2)}{node.kind} {node.name}")
 

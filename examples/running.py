@@ -1,4 +1,4 @@
-"""A platform of the demonstration's own, started as a user would: falaj up."""
+"""A platform for the demonstration, started as a user would: falaj up."""
 
 from __future__ import annotations
 
@@ -26,6 +26,9 @@ default = true
 [zones.frankfurt]
 jurisdiction = "DE"
 
+[node]
+zone = "local"
+
 [serving]
 port = 0
 """
@@ -35,7 +38,7 @@ STOP_S = 60.0
 
 
 def isolation() -> str:
-    """The setting that lets jobs run where nothing keeps them apart: this home is thrown away, and nobody else's."""
+    """Return the setting that lets jobs run without isolation: this home is temporary and has a single user."""
     try:
         decide(probe(), users=2, gaps=gaps_of)
     except fj.FalajError:
@@ -46,7 +49,7 @@ def isolation() -> str:
 
 @contextmanager
 def running(folder: Path) -> Iterator[str]:
-    """The address of a platform that runs in `folder` until the end of the block."""
+    """Yield the address of a platform that runs in `folder` until the end of the block."""
     home = folder / "home"
     home.mkdir(mode=0o700)
     (home / "falaj.toml").write_text(isolation() + TOML)

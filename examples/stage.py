@@ -1,4 +1,4 @@
-"""How the demonstration speaks: steps with the command that does them, progress bars, and the table at the end."""
+"""Output of the demonstration: steps with their commands, progress bars, and the final table."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def say(words: str) -> None:
 
 
 def figure(what: str, value: str) -> None:
-    """A figure for the table at the end."""
+    """Add a figure to the final table."""
     figures.append((what, value))
 
 
 def refused(call: Callable[[], object]) -> None:
-    """`call`, which must be refused, and why it is."""
+    """Perform `call`, which must be refused, and print the reason."""
     try:
         call()
     except fj.FalajError as error:
@@ -46,7 +46,7 @@ def refused(call: Callable[[], object]) -> None:
 
 @contextmanager
 def timed(what: str) -> Iterator[None]:
-    """A figure that says how long it took."""
+    """Add a duration to the final table."""
     began = time.perf_counter()
     yield
     figure(what, f"{time.perf_counter() - began:.1f} s")
@@ -54,7 +54,7 @@ def timed(what: str) -> Iterator[None]:
 
 @contextmanager
 def bars() -> Iterator[Progress]:
-    """Progress bars on a terminal; elsewhere only how they ended."""
+    """Yield progress bars on a terminal; elsewhere only their final lines."""
     columns = (TextColumn("    {task.description}"), BarColumn(30), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console) as progress:
         yield progress

@@ -1,4 +1,4 @@
-"""Live traffic: asks an endpoint for one flight after another over several connections, and labels what it answered."""
+"""Live traffic: sends flights to an endpoint over several connections, and labels the predictions."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ CALLERS = 4
 CHUNK = 200
 MOST_LABELS = 1000
 MOST_WAITING = 1000
-"""So many answers may wait for their labels: then they are sent first, as in life they come later."""
+"""Labels are sent after this many answers, as real labels come later."""
 PATIENCE_S = 30.0
 
 
 class Flight(NamedTuple):
-    """What is asked, and what came true later."""
+    """The inputs of a request, and the later outcome."""
 
     name: str
     late: float
 
 
 class Traffic:
-    """Sends flights to an endpoint until somebody has seen enough, and says later which were late."""
+    """Sends flights to an endpoint until `enough`, and labels them later."""
 
     def __init__(self, platform: fj.Platform, endpoint: str, *, token: str) -> None:
         self._platform = platform
@@ -41,9 +41,10 @@ class Traffic:
         self.failed = 0
         self.seconds = 0.0
         self.last = ""
+        """The prediction that was answered last."""
 
     def replay(self, flights: Iterator[Flight], *, enough: Callable[[], bool], most: int) -> int:
-        """Send flights, and their outcomes after them, until it is `enough`; how many were sent."""
+        """Send flights, and their outcomes after them, until it is `enough`; return how many were sent."""
         before = self.sent
         with ThreadPoolExecutor(CALLERS) as pool:
             while self.sent - before < most and not enough():
@@ -53,6 +54,7 @@ class Traffic:
                 began = time.perf_counter()
                 for answers in pool.map(self._send, [chunk[place::CALLERS] for place in range(CALLERS)]):
                     self._waiting += answers
+                    self.last = answers[-1][0] if answers else self.last
                 self.seconds += time.perf_counter() - began
                 self._label()
                 while len(self._waiting) > MOST_WAITING and not enough():
@@ -61,7 +63,7 @@ class Traffic:
         return self.sent - before
 
     def settle(self) -> None:
-        """Wait until every answer is logged, and labelled."""
+        """Wait until every prediction is logged and labelled."""
         until = time.monotonic() + PATIENCE_S
         while self._waiting and time.monotonic() < until:
             self._label()
@@ -75,22 +77,21 @@ class Traffic:
             tensor = {"name": "flight", "shape": [1], "datatype": "BYTES", "data": [flight.name]}
             connection.request("POST", f"{self._url.path}/infer", json.dumps({"inputs": [tensor]}), headers)
             answer = connection.getresponse()
-            told = answer.read()
+            body = answer.read()
             self.sent += 1
             if answer.status == 200:
-                answered.append((json.loads(told)["id"], flight.late))
+                answered.append((json.loads(body)["id"], flight.late))
             else:
                 self.failed += 1
         connection.close()
         return answered
 
     def _label(self) -> None:
-        """Say what came true; predictions that are not logged yet are labelled next time."""
+        """Send outcomes; predictions that are not logged yet are labelled next time."""
         left = []
         for place in range(0, len(self._waiting), MOST_LABELS):
             part = self._waiting[place : place + MOST_LABELS]
-            told = [{"id": name, "value": late} for name, late in part]
-            unknown = set(self._platform.endpoints.feedback(self._endpoint, predictions=told).unknown)
+            labels = [{"id": name, "value": late} for name, late in part]
+            unknown = set(self._platform.endpoints.feedback(self._endpoint, predictions=labels).unknown)
             left += [each for each in part if each[0] in unknown]
-            self.last = part[0][0] if part[0][0] not in unknown else self.last
         self._waiting = left

@@ -39,6 +39,12 @@ SHOWN = (
         "memory when up, MB",
         "the same",
     ),
+    (
+        "api_load",
+        "requests/s, 200 clients, 80 % reads",
+        "requests a second of 200 clients, 80 % reads",
+        "mlflow server",
+    ),
     ("cli", "CPU s of --help", "CPU s of `--help`", "mlflow"),
 )
 """Benchmark, its result, what the table calls it, and the peer."""

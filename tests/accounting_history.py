@@ -26,7 +26,7 @@ EACH = timedelta(minutes=10)
 
 
 def add_past_jobs(database: Database, accounts: QueueAccounts, jobs: int, *, queues: tuple[str, ...]) -> None:
-    """So many jobs of ten minutes on one CPU; one came every minute until a while ago, and none had to wait."""
+    """Record `jobs` jobs of ten minutes on one CPU, submitted one a minute; none of them waited."""
     begin = utc_now() - timedelta(minutes=jobs + 60)
     with database.write() as tx:
         home = objects.resolve(tx, "default", kind="workspace", workspace=ROOT)
@@ -91,7 +91,7 @@ class ImmediateWorkflow:
 
 
 def replay_now(queue: Queues, work: str) -> ImmediateWorkflow:
-    """Do what the controller does for `work`."""
+    """Execute `work` as the controller does."""
     with queue.gate.database.read() as tx:
         given = work_row(tx, work).input
     walk, services = ImmediateWorkflow(work), SimpleNamespace(queues=queue)
@@ -100,5 +100,5 @@ def replay_now(queue: Queues, work: str) -> ImmediateWorkflow:
 
 
 def replay_processes(parent: int) -> list[int]:
-    """The processes of `parent` that replay something."""
+    """Return the processes of `parent` that run a replay."""
     return children(parent, PROGRAM)

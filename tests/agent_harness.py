@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from falaj.control.authorization import requester
-from falaj.control.jobs.agent import SOCKET, AgentServer, PlatformAgent
+from falaj.control.jobs.agent import PlatformAgent
+from falaj.control.jobs.agent_server import SOCKET, AgentServer
 from falaj.governance.operations.caller import Caller
 from falaj.records.training.jobs import Job
 from falaj.training.store import JobRow, job_row
@@ -23,7 +24,7 @@ def row_of(harness: JobHarness, job: Job) -> JobRow:
 
 @contextmanager
 def agent_of(harness: JobHarness, job: Job, folder: Path, **options: Any) -> Iterator[Path]:
-    """The socket of the agent of a job's newest attempt, while it is served."""
+    """Return the socket of the agent of a job's newest attempt, while it is served."""
     row = row_of(harness, job)
     service = harness.reconciler()._context.service
 

@@ -62,7 +62,7 @@ class CommandLine:
 
     @contextmanager
     def as_controller(self) -> Iterator[Platform]:
-        """The platform on the home, where the controller's service account acts."""
+        """Yield the platform of the home, acting as the controller's service account."""
         with falaj.open(self.home) as platform, acting_as(controller_caller(platform.jobs.gate.database)):
             yield platform
 
@@ -74,7 +74,7 @@ class CommandLine:
 def command_line(
     folder: Path, capsys: pytest.CaptureFixture[str], *, template: Path | None = None
 ) -> Iterator[CommandLine]:
-    """`falaj` in `folder`, on a copy of the home in `template`, or on none; nothing outside is touched."""
+    """Yield `falaj` in `folder`, on a copy of the home in `template` or on none."""
     if template is not None:
         shutil.copytree(template, folder, dirs_exist_ok=True)
     with restored_log(), pytest.MonkeyPatch.context() as patch:
@@ -101,7 +101,7 @@ def restored_log() -> Iterator[None]:
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """Return the environment of a `falaj` in a process of its own."""
+    """Return the environment of a `falaj` in another process."""
     places = {"FALAJ_HOME": str(folder / "home"), "FALAJ_CONFIG_DIR": str(folder / "config")}
     return {**os.environ, **places, "PYTHONPATH": str(SOURCE)}
 

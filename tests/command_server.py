@@ -1,7 +1,4 @@
-"""A program `falaj` that starts at once: each command is a fork of one process that has loaded the command line.
-
-For tests that run many commands as a shell does. As a script: serves commands on the socket that its argument names.
-"""
+"""A fast `falaj` program for tests with many commands: each command is a fork of one process that imported the CLI."""
 
 from __future__ import annotations
 
@@ -34,7 +31,7 @@ with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
 
 @contextmanager
 def command_folder() -> Iterator[Path]:
-    """A folder with the program `falaj`, for the front of PATH."""
+    """Yield a folder with the program `falaj`, to put first in PATH."""
     with tempfile.TemporaryDirectory(prefix="falaj-") as name:
         folder, address = Path(name), Path(name) / "socket"
         program = folder / "falaj"
@@ -52,7 +49,7 @@ def command_folder() -> Iterator[Path]:
 def main(address: str) -> None:
     for module in LOADED:
         import_module(module)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the commands
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the commands' processes are not waited for
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(address)
         listener.listen(16)

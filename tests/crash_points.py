@@ -1,4 +1,4 @@
-"""Kills a reconciler between any two of its effects, as kill -9 would: by an exception that nothing catches."""
+"""Stops a reconciler between any two of its effects, as kill -9 would, by an exception that nothing catches."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LAUNCHER = ("start", "state", "stop", "delete")
 
 
 class Killed(BaseException):
-    """The process of the reconciler is gone."""
+    """The reconciler's process is gone."""
 
 
 class CrashPoint:

@@ -1,4 +1,4 @@
-"""A TCP proxy on loopback that cuts connections when the test wants it."""
+"""A TCP proxy on loopback that cuts connections on request."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class CuttingProxy:
 
 @contextmanager
 def cutting_proxy(url: str, cuts: Sequence[int]) -> Iterator[CuttingProxy]:
-    """A proxy before `url`."""
+    """Yield a proxy before `url`."""
     parts = urlsplit(url)
     proxy = CuttingProxy((str(parts.hostname), parts.port or 80), cuts)
     accepting = threading.Thread(target=proxy.accept)

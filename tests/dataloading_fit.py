@@ -1,8 +1,4 @@
-"""A run whose dataset is read by worker processes and draws all kinds of random numbers.
-
-Its arguments: the run's folder, the number of workers, a folder where each worker leaves its process id, and the
-seconds that a sample takes. As one process of several, it is told so as torchrun does.
-"""
+"""A run whose dataset is read by workers and draws random numbers: RUN_FOLDER WORKERS PID_FOLDER SECONDS_PER_SAMPLE."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A fork server that has loaded torch: all gangs of a test session are forked from it, one request after the other.
-
-As a script: each line of its input names a script, its arguments and a folder; the response is one line of JSON.
-"""
+"""A fork server that has imported torch, from which all gangs of a test session are forked."""
 
 from __future__ import annotations
 
@@ -21,17 +18,17 @@ LONGEST_S = 300
 SCRIPTS = Path(__file__).parent / "unit" / "training"
 
 
-def run_script(script: str, asked: Any, folder: Path) -> Any:
-    """What `answer(asked, folder)` of `script` says. What its processes said to people is printed."""
+def run_script(script: str, request: Any, folder: Path) -> Any:
+    """Return what `answer(request, folder)` of `script` returns, and print the output of its processes."""
     host = start() if start().poll() is None else started_anew()
     assert host.stdin
     assert host.stdout
-    host.stdin.write(json.dumps({"script": script, "asked": asked, "folder": str(folder)}) + "\n")
+    host.stdin.write(json.dumps({"script": script, "request": request, "folder": str(folder)}) + "\n")
     host.stdin.flush()
     ready, _, _ = select.select([host.stdout], [], [], LONGEST_S)
     line = host.stdout.readline() if ready else ""
-    said = folder / "said.txt"
-    words = said.read_text(errors="replace") if said.exists() else ""
+    output = folder / "output.txt"
+    words = output.read_text(errors="replace") if output.exists() else ""
     print(words)
     if not line:
         host.kill()
@@ -62,13 +59,13 @@ def main() -> None:
     for line in sys.stdin:
         request = json.loads(line)
         folder = Path(request["folder"])
-        said = os.open(folder / "said.txt", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
-        os.dup2(said, 1)
-        os.dup2(said, 2)
-        os.close(said)
+        output = os.open(folder / "output.txt", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        os.close(output)
         try:
             script = importlib.import_module(request["script"])
-            found = {"answer": script.answer(request["asked"], folder)}
+            found = {"answer": script.answer(request["request"], folder)}
         except Exception:
             found = {"broken": traceback.format_exc()}
         answers.write(json.dumps(found) + "\n")

@@ -20,7 +20,7 @@ PRELOADED = (
     "torch.distributed.fsdp",
     "torch.distributed.tensor.parallel",
 )
-"""What a step would load, in each process anew."""
+"""Modules that a step would otherwise import in each process."""
 
 
 def run_gang(
@@ -31,17 +31,17 @@ def run_gang(
     together: bool = False,
     within_s: int = 90,
 ) -> list[Any]:
-    """What `act` of its rank says in each process; none of one that did not end by itself, and in time.
+    """Return what `act` returns in each rank; None for one that did not end by itself in time.
 
-    `together`: where one dies the others go too, as under torchrun, and none has said anything.
+    With `together`, the others end when one dies, as under torchrun, and all return None.
     """
     for name in PRELOADED:
         importlib.import_module(name)
-    said = [folder / f"{rank}.json" for rank in range(processes)]
-    for each in said:
+    report = [folder / f"{rank}.json" for rank in range(processes)]
+    for each in report:
         each.unlink(missing_ok=True)
-    keeper, place = start_store(processes, within_s)
-    ranks = {fork(rank, act, place, each, within_s) for rank, each in enumerate(said)}
+    store, place = start_store(processes, within_s)
+    ranks = {fork(rank, act, place, each, within_s) for rank, each in enumerate(report)}
     died = False
     while ranks:
         pid, status = os.wait()
@@ -50,16 +50,16 @@ def run_gang(
             died = True
             for other in ranks:
                 os.kill(other, signal.SIGKILL)
-    if keeper is not None:
-        os.kill(keeper, signal.SIGKILL)
-        os.waitpid(keeper, 0)
-    return [None if died or not each.exists() else json.loads(each.read_text()) for each in said]
+    if store is not None:
+        os.kill(store, signal.SIGKILL)
+        os.waitpid(store, 0)
+    return [None if died or not each.exists() else json.loads(each.read_text()) for each in report]
 
 
 def start_store(processes: int, within_s: int) -> tuple[int | None, dict[str, str]]:
-    """Who keeps the store where they meet, at a port that nobody else has, and the variables that tell of it.
+    """Start the rendezvous store, and return its process and the variables that name it.
 
-    It is a process of its own: a store has threads, beside which no other process must be forked.
+    It is a separate process: a store has threads, beside which no other process must be forked.
     """
     if processes == 1:
         return None, {}
@@ -77,14 +77,14 @@ def start_store(processes: int, within_s: int) -> tuple[int | None, dict[str, st
     return pid, here | {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}
 
 
-def fork(rank: int, act: Callable[[int], Any], place: dict[str, str], said: Path, within_s: int) -> int:
+def fork(rank: int, act: Callable[[int], Any], place: dict[str, str], report: Path, within_s: int) -> int:
     if pid := os.fork():
         return pid
     try:
-        faulthandler.dump_traceback_later(within_s, exit=True)  # who hangs says where, and ends
-        os.dup2(2, 1)  # what a run says is not what comes of it
+        faulthandler.dump_traceback_later(within_s, exit=True)  # a hung process dumps its stack and ends
+        os.dup2(2, 1)  # the output of a run is not its result
         os.environ |= place | ({"RANK": str(rank)} if place else {})
-        said.write_text(json.dumps(act(rank)))
+        report.write_text(json.dumps(act(rank)))
     except BaseException:
         traceback.print_exc()
         os._exit(1)

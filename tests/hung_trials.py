@@ -1,4 +1,4 @@
-"""Trials that hang until their time is up, without waiting for it: the hung process moves the clock itself."""
+"""Trials that hang until their timeout, without waiting for it: the hung process moves the clock itself."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def expire_hung_trials(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
 
 
 def hang_and_expire() -> None:
-    """Hang for good, in a trial process."""
+    """Hang forever, in a trial process."""
     Path(os.environ[MARKER]).touch()
     while True:
         time.sleep(1)

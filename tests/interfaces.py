@@ -18,7 +18,7 @@ from starlette.routing import Route
 
 from falaj.apps.api.app import RequestHandlers
 from falaj.apps.api.headers import HEADERS
-from falaj.apps.api.server import _listen, _settings
+from falaj.apps.api.server import ApiServer, _settings, listen
 from falaj.assembly.home import open_home
 from falaj.assembly.platform import LocalPlatform as Assembled
 from falaj.assembly.platform import assemble, local_caller
@@ -27,6 +27,7 @@ from falaj.governance.operations.caller import acting_as
 from falaj.governance.operations.gate import Gate
 from falaj.governance.operations.operation import operations_of
 from falaj.governance.policy.authorizer import Authorizer
+from falaj.records.config import Tls
 from falaj.records.governance.identity import Role
 from falaj.sdk.platform import Platform
 from falaj.sdk.remote import connect
@@ -36,7 +37,7 @@ from probe import Probe
 
 SECURITY = {name.lower(): value for name, value in HEADERS.items()}
 TELLTALE = re.compile(r'Traceback|File \\?"|site-packages|/falaj/|\.py\b|", line \d', re.IGNORECASE)
-"""What a response that leaks internals would contain."""
+"""Strings in a response that leaks internals."""
 
 
 @dataclass
@@ -103,13 +104,13 @@ def serve(folder: Path, *, url: str = "sqlite", toml: str = "") -> Iterator[Serv
         clock = Clock()
         parts = with_probe(assemble(home, clock=clock))
         stack.callback(parts.close)
-        settings = _settings(parts, parts.config)
+        settings = _settings(parts)
         handlers = RequestHandlers(parts)
         settings.app.router.routes.extend(
             Route(op.path, handlers.endpoint(op), methods=["GET", "POST"] if op.mode.reads else ["POST"])
             for op in operations_of(Probe).values()
         )
-        address = stack.enter_context(running(settings))
+        address = stack.enter_context(running(settings, parts.config.server.tls))
         tokens = issue_tokens(parts)
         served = ServedPlatform(address, parts, clock, settings.app, **tokens)
         with served._open:
@@ -126,15 +127,15 @@ def with_probe(parts: Assembled) -> Assembled:
 
 
 @contextmanager
-def running(settings: uvicorn.Config) -> Iterator[str]:
+def running(settings: uvicorn.Config, tls: Tls | None) -> Iterator[str]:
     """Run a server; yield its address."""
-    listener = _listen("127.0.0.1", 0)
-    server = uvicorn.Server(settings)
+    listener = listen("127.0.0.1", "0")
+    server = ApiServer(settings, tls=tls)
     thread = threading.Thread(target=lambda: server.run(sockets=[listener]), name="api")
     thread.start()
     try:
         eventually(lambda: server.started)
-        scheme = "https" if settings.is_ssl else "http"
+        scheme = "http" if tls is None else "https"
         yield f"{scheme}://127.0.0.1:{listener.getsockname()[1]}"
     finally:
         server.should_exit = True

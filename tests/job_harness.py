@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import io
 import tarfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn
 
 from falaj.control import lease
-from falaj.control.jobs.context import JobHost
+from falaj.control.jobs.agent_server import SOCKET
+from falaj.control.jobs.context import JobHost, agent_secret
 from falaj.control.jobs.reconciler import JobReconciler
 from falaj.errors import InvalidInput, IsolationRefused
 from falaj.governance.operations.caller import acting_as, on_terms
-from falaj.ports.launcher import AttemptState, Launch
+from falaj.ports.launcher import AttemptState, Launch, VolumeMount
 from falaj.records.scheduling.snapshot import Gpu, Node, Placement
 from falaj.records.training.jobs import Job, JobSpec
+from falaj.training.runtime.agent.protocol import SECRET_VARIABLE
 from falaj.training.service import Jobs
 from platforms import OwnPlatform
 
@@ -32,7 +34,7 @@ FAILED = AttemptState("ended", exit_code=1, reason="Exit code 1: ValueError: no"
 
 
 class FakeLauncher:
-    """Keeps the port's promises without processes. `runs` counts how often the code of each attempt really ran."""
+    """Implements the port without processes; `runs` counts how often the code of each attempt ran."""
 
     def __init__(self) -> None:
         self.program: Program = lambda _: DONE
@@ -83,6 +85,17 @@ class FakeMachine:
     def require_environment(self, name: str) -> None:
         raise InvalidInput.at("environment", given=name, allowed="none")
 
+    def require_network(self) -> None:
+        pass
+
+    def volumes(self, names: Sequence[str], workspace: str) -> tuple[VolumeMount, ...]:
+        return ()
+
+    def require_storage(
+        self, volumes: Sequence[VolumeMount], workspace: str, *, disk_bytes: int | None
+    ) -> None:
+        pass
+
     def log(self, attempt: str, *, offset: int, limit: int) -> bytes:
         return self.launcher.log(attempt, offset=offset, limit=limit)
 
@@ -106,22 +119,28 @@ class JobHarness:
             wanted=self._want,
         )
         self.services = replace(platform.parts.services, jobs=self.jobs)
-        self.host = JobHost(folder / "jobs", self.launcher, self.machine.nodes)
+        self.host = JobHost(folder / "jobs", self.launcher, self.machine.nodes, platform.parts.parsers)
         self.fence = 0
+
+    def agent_variables(self, job: Job) -> dict[str, str]:
+        """Return the variables with which the first attempt of a job finds its agent."""
+        path = self.host.folder / job.id / "1.agent" / SOCKET
+        return {"FALAJ_AGENT": str(path), SECRET_VARIABLE: agent_secret(self.host.agent_key, job.id, 1)}
 
     def _want(self) -> None:
         self.wanted += 1
 
     def submit(self, *, files: dict[str, str] | None = None, **spec: Any) -> Job:
-        """A job whose script is train.py."""
+        """Submit a job whose script is train.py."""
         given = {"name": "fitting", "script": "train.py", **spec}
         code = self.platform.blobs.upload(iter([archive(files or {"train.py": "print(1)"})]))
         return self.jobs.submit(JobSpec.model_validate(given), code=code.id)
 
     def reconciler(self, *, on_lost: Callable[[], NoReturn] | None = None) -> JobReconciler:
-        """A new reconciler, whose lease replaces the one before."""
+        """Return a new reconciler, whose lease replaces the one before."""
         clock, database = self.platform.clock, self.platform.database
         clock.advance(timedelta(seconds=11))
+        lease.release(database, self.fence, now=clock())  # PostgreSQL has a clock of its own
         fence = lease.acquire(database, "test", now=clock(), lasts=timedelta(seconds=10))
         assert fence is not None
         self.fence = fence
@@ -129,7 +148,7 @@ class JobHarness:
         return JobReconciler(gate, services, self.host, fence=fence, on_lost=on_lost or lease_lost)
 
     def as_controller(self) -> Any:
-        """The service user of the controller."""
+        """Act as the controller's service account."""
         return acting_as(self.reconciler()._context.service)
 
     def begin(self, job: Job, attempt: int = 1) -> Job:

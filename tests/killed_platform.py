@@ -1,4 +1,4 @@
-"""A process that the tests start on a home of theirs, and kill in the middle of its work."""
+"""A process that the tests start on a home, and kill in the middle of its work."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from falaj.assembly.platform import LocalPlatform, assemble
 
 
 def create_workspaces(platform: LocalPlatform, name: str) -> None:
-    """Go on forever; a line for each that was made."""
+    """Create workspaces forever; print a line for each."""
     for number in range(1_000_000):
         platform.services.workspaces.create(f"{name}-{number}")
         say(f"{number}")
@@ -37,7 +37,7 @@ def stop_half_way(platform: LocalPlatform, name: str) -> None:
 
 
 def read_often(platform: LocalPlatform, name: str) -> None:
-    """Read a blob over and over; a line for each time, with what came of it."""
+    """Read a blob repeatedly; print the outcome of each read."""
     while True:
         try:
             say(f"read {len(b''.join(platform.services.blobs.read(name)))}")

@@ -24,7 +24,7 @@ from polling import eventually
 STRONGEST_SANDBOX = pytest.mark.parametrize("testbed", ["bubblewrap"], indirect=True)
 """For tests that do not depend on the sandbox."""
 
-DEADLINE_S = 20
+DEADLINE_S = 20.0
 ATTEMPT = "job_1/1"
 
 STARTER = """
@@ -44,17 +44,18 @@ sys.stdin.readline()
 
 @dataclass(frozen=True)
 class LauncherTestbed:
-    """A folder with attempts, their launcher and their sandbox."""
+    """A folder with attempts, their launcher and their sandbox. `deadline_s` is how long anything may take."""
 
     root: Path
     sandbox: SandboxSpec
+    deadline_s: float = DEADLINE_S
 
     @property
     def control(self) -> Path:
         return self.root / "control"
 
     def launcher(self, **options: Any) -> Launcher:
-        """A new one each time: nothing is remembered in memory."""
+        """Return a new launcher, which has nothing in memory."""
         return ProcessLauncher(self.control, sandbox=lambda: self.sandbox, **options)
 
     def launch(self, script: str, *arguments: str, attempt: str = ATTEMPT, **options: Any) -> Launch:
@@ -71,11 +72,13 @@ class LauncherTestbed:
         return self.end(launch.attempt)
 
     def end(self, attempt: str = ATTEMPT) -> AttemptState:
+        launcher = self.launcher()
+
         def ended() -> AttemptState | None:
-            state = self.launcher().state(attempt)
+            state = launcher.state(attempt)
             return state if state.phase in ("ended", "lost") else None
 
-        state = eventually(ended, within=DEADLINE_S)
+        state = eventually(ended, within=self.deadline_s)
         assert state is not None
         return state
 
@@ -83,14 +86,30 @@ class LauncherTestbed:
         return self.launcher().log(attempt, offset=0, limit=1 << 20)
 
     def wait_for(self, line: bytes, attempt: str = ATTEMPT) -> None:
-        eventually(lambda: line in self.log(attempt), within=DEADLINE_S)
+        eventually(lambda: line in self.log(attempt), within=self.deadline_s)
+
+    def log_file(self, attempt: str = ATTEMPT) -> Path:
+        """Return the file in which the launcher keeps the log."""
+        return self.control / attempt.replace("/", "%2F") / "log"
+
+    def code_folder(self, attempt: str = ATTEMPT) -> Path:
+        """Return the working directory of the code, as it sees it itself."""
+        return self.root / "attempts" / attempt.replace("/", "-") / "code"
+
+    def tell(self, name: str, attempt: str = ATTEMPT) -> None:
+        """Create a file in the working directory of the code while it runs."""
+        (self.code_folder(attempt) / name).touch()
+
+    def assert_ended(self, word: str) -> None:
+        """Check that no process with `word` in its command line is left where `delete` has returned."""
+        assert not processes_mentioning(word)
 
     def supervisors(self) -> list[int]:
         return processes_mentioning(f"{self.control}/")
 
     def assert_nothing_is_left(self, attempt: str = ATTEMPT) -> None:
-        """No process works in our folders, and nothing is left of a forgotten attempt: no folder, no cgroup."""
-        eventually(lambda: not working_in(self.root), within=DEADLINE_S)
+        """Check that no process works in the folders, and that a forgotten attempt left no folder and no cgroup."""
+        eventually(lambda: not working_in(self.root), within=self.deadline_s)
         made = read_json(AttemptFolder(self.control / attempt.replace("/", "%2F")).cgroup)
         self.launcher().delete(attempt)
         assert not (self.root / "attempts" / attempt.replace("/", "-")).exists()
@@ -99,7 +118,7 @@ class LauncherTestbed:
 
     @contextmanager
     def starter(self, launch: Launch) -> Iterator[subprocess.Popen[str]]:
-        """Another process that is ready to start `launch`; a line on its stdin lets it do so."""
+        """Start another process that is ready to start `launch`; a line on its stdin lets it do so."""
         spec = json.dumps(AttemptSpec(launch, self.sandbox, 1 << 20).to_json())
         command = [sys.executable, "-c", STARTER, str(self.control), spec]
         pipe = subprocess.PIPE
@@ -119,7 +138,7 @@ def release(process: subprocess.Popen[str]) -> None:
 
 
 def working_in(folder: Path) -> list[int]:
-    """The processes whose working folder lies there."""
+    """Return the processes whose working directory is below `folder`."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cwd"):
         with suppress(OSError):
@@ -129,7 +148,7 @@ def working_in(folder: Path) -> list[int]:
 
 
 def processes_mentioning(word: str) -> list[int]:
-    """The processes on whose command line `word` stands, seen from outside of all sandboxes."""
+    """Return the processes with `word` in their command line, seen from outside all sandboxes."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):  # it ended meanwhile

@@ -23,7 +23,7 @@ BATCH_SIZE, WIDTH = 64, 128
 
 
 class PeakMemoryMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """The most bytes of all living tensors, looked up anew after each operation: storages may shrink and grow."""
+    """Record the most bytes of all living tensors, looked up after each operation since storages may grow."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -33,7 +33,7 @@ class PeakMemoryMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         found = operation(*args, **(kwargs or {}))
         for tensor in tensors_in((args, found)):
-            held = getattr(tensor, "_local_tensor", tensor)  # of one that is cut, the piece that is here
+            held = getattr(tensor, "_local_tensor", tensor)  # of a sharded tensor, the local shard
             if type(held) in (Tensor, nn.Parameter) and held.device.type != "meta":
                 self._seen.add(held.untyped_storage())
         self.peak = max(self.peak, sum(storage.nbytes() for storage in self._seen))
@@ -49,7 +49,7 @@ def network() -> nn.Module:
 
 
 class Scale(nn.Module):
-    """A single number, which shards cannot be made of."""
+    """A scalar parameter, which cannot be sharded."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class Scale(nn.Module):
 
 
 def normed() -> nn.Module:
-    """Layers that neither shards nor cuts can be made of, but stages."""
+    """Layers that can be split into stages but not sharded."""
     layers = [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH)) for _ in range(12)]
     return nn.Sequential(*layers, Scale(), nn.Linear(WIDTH, 1))
 
@@ -85,7 +85,7 @@ def train(options: dict[str, Any]) -> dict[str, Any]:
     return {"peak": tracker.peak, "losses": result.losses}
 
 
-def said_by(options: dict[str, Any]) -> dict[str, Any]:
+def report_of(options: dict[str, Any]) -> dict[str, Any]:
     try:
         return train(options)
     except TrainingError as refusal:
@@ -93,7 +93,7 @@ def said_by(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def trained(folder: Path, *options: dict[str, Any]) -> list[Any]:
-    """What the processes say of each training, and what was printed."""
+    """Return the report of each process of each training, and what was printed."""
     done = subprocess.run(
         [sys.executable, __file__, json.dumps(options), str(folder)],
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
@@ -107,5 +107,9 @@ def trained(folder: Path, *options: dict[str, Any]) -> list[Any]:
 
 if __name__ == "__main__":
     folder = Path(sys.argv[2])
-    asked = [(each.pop("processes", 2), each) for each in json.loads(sys.argv[1])]
-    print(json.dumps([run_gang(count, lambda _, each=each: said_by(each), folder) for count, each in asked]))
+    requests = [(each.pop("processes", 2), each) for each in json.loads(sys.argv[1])]
+    print(
+        json.dumps(
+            [run_gang(count, lambda _, each=each: report_of(each), folder) for count, each in requests]
+        )
+    )

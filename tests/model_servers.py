@@ -25,6 +25,8 @@ from falaj.errors import Denied, Unauthenticated
 from falaj.records.serving import Deployment, Endpoint, Route, ServedFile
 
 TOKEN = "fj_token_1.secret"
+OTHER_TOKEN = "fj_token_2.secret"
+CALLERS = {TOKEN: "tester", OTHER_TOKEN: "other"}
 
 
 def save(
@@ -71,6 +73,18 @@ def constant(path: Path, value: float) -> Path:
     )
 
 
+def widened(path: Path, width: int) -> Path:
+    """Write a model that repeats one number `width` times: a small request, a large answer."""
+    weights = {"w": np.ones((1, width), np.float32)}
+    return save(
+        path,
+        [helper.make_node("MatMul", ["x", "w"], ["y"])],
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 1])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", width])],
+        weights,
+    )
+
+
 def tabular(path: Path) -> Path:
     """Write a model with two inputs and outputs: score = amount * 2 + weight of the category, and score > 10."""
     weights = {
@@ -113,6 +127,88 @@ def centred(path: Path) -> Path:
     )
 
 
+def model(
+    nodes: list[Any],
+    inputs: dict[str, list[Any]],
+    outputs: dict[str, list[Any]],
+    *,
+    kind: int = TensorProto.INT64,
+    weights: dict[str, Any] | None = None,
+    **more: Any,
+) -> onnx.ModelProto:
+    """Return a model whose inputs and outputs, by name and shape, are all of one kind."""
+    graph = helper.make_graph(
+        nodes,
+        "model",
+        [helper.make_tensor_value_info(name, kind, shape) for name, shape in inputs.items()],
+        [helper.make_tensor_value_info(name, kind, shape) for name, shape in outputs.items()],
+        [numpy_helper.from_array(array, name) for name, array in (weights or {}).items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9, **more)
+
+
+def counting() -> onnx.ModelProto:
+    """A model that counts as far as its input says, one by one."""
+    step = helper.make_graph(
+        [
+            helper.make_node("Add", ["sum", "one"], ["next"]),
+            helper.make_node("Identity", ["go"], ["on"]),
+        ],
+        "step",
+        [
+            helper.make_tensor_value_info("i", TensorProto.INT64, []),
+            helper.make_tensor_value_info("go", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("sum", TensorProto.INT64, [1]),
+        ],
+        [
+            helper.make_tensor_value_info("on", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("next", TensorProto.INT64, [1]),
+        ],
+    )
+    graph = helper.make_graph(
+        [helper.make_node("Loop", ["x", "", "zero"], ["y"], body=step)],
+        "counts",
+        [helper.make_tensor_value_info("x", TensorProto.INT64, [1])],
+        [helper.make_tensor_value_info("y", TensorProto.INT64, [1])],
+        [
+            helper.make_tensor(name, TensorProto.INT64, [1], [value])
+            for name, value in (("one", 1), ("zero", 0))
+        ],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+
+
+def filling(*, summed: bool = True) -> onnx.ModelProto:
+    """Return a model that makes as many zeros as its input says, and adds them up."""
+    nodes = [helper.make_node("ConstantOfShape", ["x"], ["zeros"])]
+    nodes.append(
+        helper.make_node("ReduceSum", ["zeros"], ["y"], keepdims=0)
+        if summed
+        else helper.make_node("Identity", ["zeros"], ["y"])
+    )
+    graph = helper.make_graph(
+        nodes,
+        "fills",
+        [helper.make_tensor_value_info("x", TensorProto.INT64, [1])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [] if summed else ["n"])],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+
+
+def outer_sum() -> onnx.ModelProto:
+    """Return a model that needs memory for the square of its rows, and returns one number."""
+    return model(
+        [
+            helper.make_node("Transpose", ["x"], ["turned"], perm=[1, 0]),
+            helper.make_node("Add", ["x", "turned"], ["square"]),
+            helper.make_node("ReduceSum", ["square"], ["y"], keepdims=0),
+        ],
+        {"x": ["n", 1]},
+        {"y": []},
+        kind=TensorProto.FLOAT,
+    )
+
+
 def deployment(*files: tuple[str, str, Path], weights: dict[str, int] | None = None) -> Deployment:
     """Return a deployment with an endpoint per model; `weights` are those of the versions."""
     names = dict.fromkeys(name for name, _, _ in files)
@@ -132,18 +228,30 @@ def deployment(*files: tuple[str, str, Path], weights: dict[str, int] | None = N
 
 
 class KnownTokens:
-    """Admits one token to all endpoints but `forbidden`, and counts the decisions."""
+    """Admits the tokens of two callers to all endpoints but `forbidden`, and counts the decisions."""
 
     def __init__(self) -> None:
+        self.authentications = 0
         self.decisions = 0
+        self._recognized: set[str] = set()
         self._known: set[tuple[str, str | None]] = set()
 
+    def recognize(self, credential: str) -> str | None:
+        return CALLERS[credential] if credential in self._recognized else None
+
+    def authenticate(self, credential: str) -> str:
+        self.authentications += 1
+        if credential not in CALLERS:
+            raise Unauthenticated("the token is unknown, expired or revoked")
+        self._recognized.add(credential)
+        return CALLERS[credential]
+
     def admit(self, credential: str, endpoint: str | None, data: bytes) -> str | None:
-        return "tester" if (credential, endpoint) in self._known else None
+        return CALLERS[credential] if (credential, endpoint) in self._known else None
 
     def decide(self, credential: str, endpoint: str | None) -> None:
         self.decisions += 1
-        if credential != TOKEN:
+        if credential not in CALLERS:
             raise Unauthenticated("the token is unknown, expired or revoked")
         if endpoint == "forbidden":
             raise Denied("tester may not do that")
@@ -173,8 +281,8 @@ class RunningServer:
 
 
 @contextmanager
-def serving(wanted: Deployment, **options: Any) -> Iterator[RunningServer]:
-    """Run a server that serves `wanted`, and stop it afterwards."""
+def serving(wanted: Deployment | None, **options: Any) -> Iterator[RunningServer]:
+    """Run a server that serves `wanted`, and stop it afterwards; none: it has loaded nothing yet."""
     started = threading.Event()
     found: list[RunningServer | BaseException] = []
     ended: list[Callable[[], object]] = []
@@ -182,10 +290,12 @@ def serving(wanted: Deployment, **options: Any) -> Iterator[RunningServer]:
     async def main() -> None:
         loop, over = asyncio.get_running_loop(), asyncio.Event()
         ended.append(lambda: loop.call_soon_threadsafe(over.set))
+        tls = options.pop("tls", None)
         server = ModelServer(options.pop("admission", None) or KnownTokens(), **options)
         listener = listen("127.0.0.1", 0)
-        await server.start(listener)
-        await server.apply(wanted)
+        await server.start(listener, tls=tls)
+        if wanted is not None:
+            await server.apply(wanted)
         found.append(RunningServer(server, loop, listener.getsockname()[1]))
         started.set()
         await over.wait()

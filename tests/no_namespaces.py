@@ -1,7 +1,4 @@
-"""Runs a command as in an ordinary Docker container: no new namespaces, no mounts, and few of root's rights.
-
-.venv/bin/python tests/no_namespaces.py COMMAND…
-"""
+"""Runs a command as in an ordinary Docker container: no new namespaces, no mounts, and few capabilities."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ import errno
 import os
 import sys
 
-from falaj.drivers.sandbox import landlock_init, seccomp
+from falaj.drivers.sandbox import last_step, seccomp
 
 # fmt: off
 FORBIDDEN = (
@@ -24,7 +21,7 @@ AUDIT_WRITE, SETFCAP."""
 
 
 def main(command: list[str]) -> None:
-    """`--no-landlock`: as on an old kernel."""
+    """Drop capabilities and run the command; `--no-landlock` simulates an old kernel."""
     forbidden = [*FORBIDDEN]
     if command[0] == "--no-landlock":
         command = command[1:]
@@ -32,12 +29,12 @@ def main(command: list[str]) -> None:
     rules = [seccomp.SyscallRule(name, errno.EPERM) for name in forbidden] + seccomp.namespace_rules()
     program = seccomp.encode(seccomp.assemble(rules, machine=os.uname().machine))
     if os.geteuid() != 0:
-        landlock_init.libc.prctl(landlock_init.PR_SET_NO_NEW_PRIVS, *landlock_init.arguments(1, 0, 0, 0))
-    landlock_init.install_filter(program)
+        last_step.libc.prctl(last_step.PR_SET_NO_NEW_PRIVS, *last_step.arguments(1, 0, 0, 0))
+    last_step.install_filter(program)
     if os.geteuid() == 0:
-        for capability in set(range(landlock_init.MOST_CAPABILITIES)) - DOCKER_CAPABILITIES:
-            landlock_init.libc.prctl(
-                landlock_init.PR_CAPBSET_DROP, *(ctypes.c_ulong(each) for each in (capability, 0, 0, 0))
+        for capability in set(range(last_step.MOST_CAPABILITIES)) - DOCKER_CAPABILITIES:
+            last_step.libc.prctl(
+                last_step.PR_CAPBSET_DROP, *(ctypes.c_ulong(each) for each in (capability, 0, 0, 0))
             )
     os.execvp(command[0], command)
 

@@ -11,7 +11,7 @@ FEATURES = 6
 
 
 class Net(nn.Module):
-    """Blocks in a list, a weight that is used twice, and, if asked for, dropout and a parameter without use."""
+    """Blocks in a list, a weight that is used twice, and optional dropout and an unused parameter."""
 
     def __init__(self, *, dropout: float, unused: bool) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class Net(nn.Module):
 
 
 class Residual(nn.Module):
-    """A block that looks at its values, which no tracer could follow."""
+    """A block with data-dependent control flow, which no tracer could follow."""
 
     def __init__(self, width: int, *, dropout: float) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ class Blocks(nn.Module):
 
 
 class Branches(nn.Module):
-    """Uses one of two layers: from step to step the other one (of so many calls `a_step`), or as the samples are."""
+    """Uses one of two layers, alternating between steps (`a_step` calls each) or depending on the samples."""
 
     def __init__(self, a_step: int) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ class Branches(nn.Module):
 
 
 class Tied(nn.Module):
-    """The layer that reads is also the one that writes."""
+    """The input layer and the output layer share their weight."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -109,7 +109,7 @@ class Tied(nn.Module):
 
 
 class Spare(nn.Module):
-    """Gives more than the loss looks at."""
+    """Returns more than the loss uses."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -120,7 +120,7 @@ class Spare(nn.Module):
 
 
 class Remembering(nn.Module):
-    """Takes off the mean of what it has seen, which lies in a buffer that is changed in place, replaced, or grows."""
+    """Subtracts the mean of past inputs, kept in a buffer that is changed in place, replaced, or grows."""
 
     def __init__(self, *, persistent: bool = True, replaced: bool = False, grows: bool = False) -> None:
         super().__init__()
@@ -145,7 +145,7 @@ class Remembering(nn.Module):
 
 
 class Centred(nn.Module):
-    """A layer that takes off the mean of what it has seen, which is not persistent and is replaced each time."""
+    """Subtracts the mean of past inputs, kept in a non-persistent buffer that is replaced each time."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -165,7 +165,7 @@ def centred() -> nn.Sequential:
 
 
 def layers(*, dropout: float) -> nn.Sequential:
-    """Layers in a row, some of them in rows of their own."""
+    """Layers in sequence, some of them in nested sequences."""
     inner = [
         nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Dropout(dropout), nn.Linear(32, 16)) for _ in range(3)
     ]

@@ -11,7 +11,7 @@ from fork_server import run_script
 
 SCRIPT = Path("parallel_fit.py")
 SAMPLES, BATCH_SIZE, STEPS = 92, 16, 7
-"""An epoch has six steps, the last of which is smaller; the seventh is of the next one."""
+"""An epoch has six steps, the last of which is smaller; the seventh is in the next epoch."""
 
 
 class Outcome(NamedTuple):
@@ -35,15 +35,15 @@ class Outcome(NamedTuple):
 
 
 def runs(folder: Path, *wanted: tuple[int, dict[str, Any]]) -> list[Outcome]:
-    """What came of runs over so many processes. All of one run must say the same, and have seen every sample."""
-    asked = [(count, {"batch_size": BATCH_SIZE, "steps": STEPS} | options) for count, options in wanted]
-    answers = run_script(SCRIPT.stem, asked, folder)
-    return [outcome(said, options) for said, (_, options) in zip(answers, asked, strict=True)]
+    """Return the outcome of each run; all its processes must agree and have seen every sample."""
+    requests = [(count, {"batch_size": BATCH_SIZE, "steps": STEPS} | options) for count, options in wanted]
+    answers = run_script(SCRIPT.stem, requests, folder)
+    return [outcome(reports, options) for reports, (_, options) in zip(answers, requests, strict=True)]
 
 
-def outcome(said: list[dict[str, Any] | None], options: dict[str, Any]) -> Outcome:
-    first = said[0]
-    assert all(each == first for each in said)
+def outcome(reports: list[dict[str, Any] | None], options: dict[str, Any]) -> Outcome:
+    first = reports[0]
+    assert all(each == first for each in reports)
     if first is None:
         return Outcome([], "", 0)
     if "refused" in first:

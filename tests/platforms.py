@@ -1,4 +1,4 @@
-"""A real platform in a directory of the test's own: its database, its zones, its people, and a clock the test owns."""
+"""A real platform in a directory of the test: its database, zones and users, and a clock that the test owns."""
 
 from __future__ import annotations
 
@@ -37,6 +37,9 @@ default = true
 
 [zones.frankfurt]
 jurisdiction = "DE"
+
+[node]
+zone = "local"
 """
 
 
@@ -66,21 +69,21 @@ class OwnPlatform(Platform):
         super().__init__(parts.services, where=str(parts.home.path), on_close=self._open.close)
 
     def again(self, *, as_owner: bool = True) -> Self:
-        """A second platform on the same home and database, as another process would have it."""
+        """Open a second platform on the same home and database, as another process would."""
         parts = assemble(self.home, config=self.parts.config, as_owner=as_owner, clock=self.clock)
         return self._open.enter_context(type(self)(parts, self.clock))
 
     def join(
         self, name: str, *roles: Role, workspace: str = "default", kind: PrincipalKind = "user"
     ) -> Caller:
-        """A new user who holds `roles` in `workspace`, as a caller."""
+        """Create a user with `roles` in `workspace`, and return them as a caller."""
         person = self.users.create(name, kind=kind)
         for role in roles:
             self.workspaces.grant(workspace, name, role=role)
         return Caller(PrincipalId(person.id), name, kind, "test")
 
     def as_controller(self) -> AbstractContextManager[None]:
-        """Operations inside are performed by the controller's service account."""
+        """Act as the controller's service account."""
         return acting_as(controller_caller(self.database))
 
     def caller_of(self, secret: str) -> Caller:
@@ -88,7 +91,7 @@ class OwnPlatform(Platform):
         return self.parts.authenticator.authenticate(secret, origin="test")[0]
 
     def gate_with(self, *services: type) -> Gate:
-        """A gate like the platform's own that knows the operations of `services` too."""
+        """Return a gate like the platform's that also knows the operations of `services`."""
         gate = copy.copy(self.parts.gate)
         extra = [op for service in services for op in operations_of(service).values()]
         gate.authorizer = Authorizer([*all_operations().values(), *extra])
@@ -103,23 +106,23 @@ class OwnPlatform(Platform):
             return [dict(row) for row in tx.execute(select(table)).mappings()]
 
     def rows_of(self, query: str) -> list[Any]:
-        """The first column of what a query finds."""
+        """Return the first column of a query's result."""
         with self.database.read() as tx:
             return list(tx.execute(text(query)).scalars())
 
     def sql(self, statement: str, parameters: Sequence[dict[str, Any]] | dict[str, Any] | None = None) -> int:
-        """Change the database behind the platform's back; how many rows it touched."""
+        """Change the database directly, and return the number of rows changed."""
         with self.database.write() as tx:
             return tx.execute(text(statement), parameters).rowcount
 
     def entries(self) -> list[dict[str, Any]]:
-        """What the audit log holds, in order."""
+        """Return the entries of the audit log, in order."""
         rows = sorted(self.rows(audit_entries), key=lambda row: row["seq"])
         return [json.loads(row["entry"]) for row in rows]
 
 
 class InternalAsController:
-    """A service whose internal operations are performed by the controller, unless somebody acts already."""
+    """A service whose internal operations are performed by the controller, unless a caller is set already."""
 
     def __init__(self, service: Any, platform: OwnPlatform) -> None:
         self._service, self._platform = service, platform
@@ -147,9 +150,9 @@ def make_platform(
     environment: pytest.MonkeyPatch | None = None,
     clock: Clock | None = None,
 ) -> OwnPlatform:
-    """A platform whose home and keys lie in `tmp_path`, acting as its owner. PostgreSQL takes an `environment`.
+    """Yield a platform whose home and keys are in `tmp_path`, acting as its owner; PostgreSQL needs an `environment`.
 
-    Heads are signed when the log is read or the platform closed, not by the clock, unless `toml` says so.
+    Heads are signed when the log is read or the platform closed, not by the clock, unless `toml` sets it.
     """
     home = open_home(tmp_path / "home", tmp_path / "config")
     home.toml.write_text(configuration(url, toml))
@@ -160,7 +163,7 @@ def make_platform(
 
 
 def configuration(url: str, toml: str) -> str:
-    """falaj.toml for a database; `toml` comes first, because it may begin with plain keys."""
+    """Return falaj.toml for a database; `toml` comes first, because it may begin with top-level keys."""
     parts = [toml]
     if "[audit]" not in toml:
         parts.append("[audit]\nsign_every = 3600")

@@ -1,7 +1,8 @@
-"""A room for tests: its operations fail, crash and break off on request, and everything about them is real."""
+"""A service for tests: its operations fail, crash and break off on request, through the real gate and interfaces."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
@@ -24,10 +25,12 @@ class Note(Record):
 
 
 class Probe:
-    """Anyone may call it."""
+    """A service that anyone may call."""
 
     def __init__(self, gate: OperationPerformer) -> None:
         self.gate = gate
+        self.waiting: list[int] = []
+        self.go_on = threading.Event()
 
     @operation("probe.fail", resource="platform", allow="anyone")
     def fail(self, code: str) -> Note:
@@ -40,29 +43,36 @@ class Probe:
 
     @operation("probe.crash", resource="platform", allow="anyone")
     def crash(self) -> Note:
-        """Raise what is no error of ours."""
+        """Raise an exception that is not a FalajError."""
         raise RuntimeError(SECRET)
 
     @operation("probe.echo", resource="platform", mode=Mode.READ, allow="anyone")
     def echo(
         self, *, names: tuple[DataClass, ...] = (), number: int = 0, half: float = 0.0, sure: bool = False
     ) -> Note:
-        """What was given, as text."""
+        """Return what was given, as text."""
         return Note(number=number, text=f"{','.join(names)} {half} {sure}")
+
+    @operation("probe.wait", resource="platform", mode=Mode.FREE, allow="anyone")
+    def wait(self) -> Note:
+        """Return when the test says `go_on`."""
+        self.waiting.append(1)
+        self.go_on.wait(60)
+        return Note(number=len(self.waiting))
 
     @operation("probe.notes", resource="platform", mode=Mode.READ, allow="anyone")
     def notes(self, *, count: Count, text: str = "", end: End = "well") -> Iterator[Note]:
-        """`count` notes, and then the end."""
+        """Stream `count` notes, and then the end."""
         return ending((Note(number=n, text=text) for n in range(count)), end)
 
     @operation("probe.pieces", resource="platform", mode=Mode.READ, allow="anyone")
     def pieces(self, *, count: Count, end: End = "well") -> ByteStream:
-        """`count` pieces of 64 KiB, without a way to go on from an offset."""
+        """Stream `count` chunks of 64 KiB, without support for an offset."""
         return ending((bytes([n % 256]) * 65536 for n in range(count)), end)
 
     @operation("probe.table", resource="platform", mode=Mode.READ, allow="anyone")
     def table(self, *, count: Count, end: End = "well") -> ArrowStream:
-        """`count` batches of 10,000 rows."""
+        """Stream `count` batches of 10,000 rows."""
         import pyarrow as pa
 
         schema = pa.schema([("n", pa.int64())])

@@ -1,4 +1,4 @@
-"""Child processes of a test: started with the same imports, always ended, killed where the test says so, and found."""
+"""Child processes of a test: started with the same imports, killed on request, and always ended."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WAIT_LIMIT_S = 120.0
 class BoundedPopen(subprocess.Popen[Any]):
     """A process that is waited for only so long; then it is killed, and the test fails.
 
-    It takes the place of `subprocess.Popen` in all tests: the end of a `with` block waits, too.
+    It replaces `subprocess.Popen` in all tests, because the end of a `with` block waits, too.
     """
 
     def wait(self, timeout: float | None = None) -> int:
@@ -37,7 +37,7 @@ class Child:
         self._process = process
 
     def line(self) -> str:
-        """Its next line, once it comes; fails if there is none."""
+        """Return its next line; fail if there is none."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         assert line, f"the child ended with {self._process.wait()}"
@@ -51,7 +51,7 @@ class Child:
 
 @contextmanager
 def running(script: Path, *arguments: str) -> Iterator[Child]:
-    """`script` in a process of its own; it is killed at the end, if it is still there."""
+    """Run `script` in another process, which is killed at the end if it still runs."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, str(script), *arguments]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
@@ -61,9 +61,11 @@ def running(script: Path, *arguments: str) -> Iterator[Child]:
             process.kill()
 
 
-def children(parent: int, saying: str) -> list[int]:
-    """The living processes of `parent` whose command has `saying` in it."""
-    return [pid for pid, of, state, said in _seen() if of == parent and saying in said and state != "Z"]
+def children(parent: int, containing: str) -> list[int]:
+    """Return the live processes of `parent` whose command contains `containing`."""
+    return [
+        pid for pid, of, state, command in _seen() if of == parent and containing in command and state != "Z"
+    ]
 
 
 def is_alive(pid: int) -> bool:
@@ -71,18 +73,20 @@ def is_alive(pid: int) -> bool:
 
 
 def _seen() -> list[tuple[int, int, str, str]]:
-    """Every process: its id, its parent's, its state and its command line."""
+    """Yield every process: its id, its parent's, its state and its command line."""
     return [
         seen for folder in Path("/proc").iterdir() if folder.name.isdigit() and (seen := _process(folder))
     ]
 
 
 def _process(folder: Path) -> tuple[int, int, str, str] | None:
-    """One process as /proc shows it; none if it has ended meanwhile."""
+    """Return one process as /proc shows it, or None if it has ended meanwhile."""
     try:
         stat = (folder / "stat").read_text()
         command = (folder / "cmdline").read_bytes().rstrip(b"\0").replace(b"\0", b" ")
     except (FileNotFoundError, ProcessLookupError):
         return None
-    state, parent = stat.rpartition(")")[2].split()[:2]  # the name before it may hold blanks and brackets
+    state, parent = stat.rpartition(")")[2].split()[
+        :2
+    ]  # the name before it may contain spaces and parentheses
     return int(folder.name), int(parent), state, command.decode(errors="replace")

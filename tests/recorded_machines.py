@@ -1,9 +1,4 @@
-"""Machines as they were recorded: the kernel's files, and NVML's answers, played back behind pynvml's own interface.
-
-A recording is JSON: `files` by path, and under `nvml` the answer to each call as it is written, with cards by names of
-their own: `nvmlDeviceGetUUID(gpu0)`. A structure is {"struct": fields}, bytes {"bytes": text}, a card {"handle": name},
-a failure {"error": words}. `Recorder` makes the part `nvml` from the library itself.
-"""
+"""Recorded machines: the kernel's files, and NVML's answers, replayed behind pynvml's interface."""
 
 from __future__ import annotations
 
@@ -23,17 +18,22 @@ CONSTANTS = ("NVML_DEVICE_MIG_ENABLE", "NVML_P2P_CAPS_INDEX_NVLINK", "NVML_P2P_S
 
 
 class NVMLError(Exception):
-    """As pynvml's: what the library says when it does not answer."""
+    """Raised like pynvml's error, with the library's message."""
 
 
 class ReplayedNvml:
-    """pynvml, for one recorded machine. What was not recorded is not supported."""
+    """pynvml, for one recorded machine; calls that were not recorded are not supported.
+
+    A recording is JSON: `files` by path, and under `nvml` the answer to each call as it is written, with GPUs by name:
+    `nvmlDeviceGetUUID(gpu0)`. A structure is {"struct": fields}, bytes {"bytes": text}, a GPU {"handle": name},
+    a failure {"error": message}.
+    """
 
     NVMLError = NVMLError
 
-    def __init__(self, told: dict[str, Any]) -> None:
-        self._calls: dict[str, Any] = told["calls"]
-        self._constants: dict[str, int] = told["constants"]
+    def __init__(self, recorded: dict[str, Any]) -> None:
+        self._calls: dict[str, Any] = recorded["calls"]
+        self._constants: dict[str, int] = recorded["constants"]
         self.sessions = 0
 
     def itself(self) -> ReplayedNvml:
@@ -76,7 +76,7 @@ def replay(answer: Any) -> Any:
 
 
 class Recorder:
-    """Passes calls on to the library itself, and writes down what it answers."""
+    """Forwards calls to the library, and records its answers as the part `nvml` of a recording."""
 
     def __init__(self, library: Any) -> None:
         self._library, self.NVMLError = library, library.NVMLError
@@ -118,13 +118,13 @@ class Recorder:
 
 
 def recording(name: str) -> dict[str, Any]:
-    told: dict[str, Any] = json.loads((FOLDER / f"{name}.json").read_text())
-    return told
+    recorded: dict[str, Any] = json.loads((FOLDER / f"{name}.json").read_text())
+    return recorded
 
 
-def unpack(told: dict[str, Any], root: Path) -> Path:
-    """The recorded files, under a folder that stands for the root of the machine."""
-    for name, text in told["files"].items():
+def unpack(recorded: dict[str, Any], root: Path) -> Path:
+    """Write the recorded files under a folder that stands for the root of the machine."""
+    for name, text in recorded["files"].items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"{text}\n")
@@ -132,13 +132,13 @@ def unpack(told: dict[str, Any], root: Path) -> Path:
 
 
 def machine(name: str, root: Path) -> LocalMachine:
-    """The recorded machine, behind the driver that looks at real ones."""
-    told = recording(name)
-    unpack(told, root)
+    """Return the recorded machine, behind the driver for real ones."""
+    recorded = recording(name)
+    unpack(recorded, root)
     return LocalMachine(
         root=root,
         name=name,
-        usable_cpus=told["usable_cpus"],
-        cards=partial(find_cards, root=root, load=lambda: ReplayedNvml(told["nvml"])),
+        usable_cpus=recorded["usable_cpus"],
+        cards=partial(find_cards, root=root, load=lambda: ReplayedNvml(recorded["nvml"])),
         mps_directory=root / "tmp/nvidia-mps",
     )

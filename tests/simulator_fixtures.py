@@ -1,4 +1,4 @@
-"""Small worlds for the simulator: minutes after midnight, GPUs, and schedulers that a test can follow by hand."""
+"""Small clusters, jobs and schedulers for tests of the simulator, with figures that can be checked by hand."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def past(
     workspace: str | None = None,
     waited: float | None = None,
 ) -> PastJob:
-    """A job that came and lasts so many minutes."""
+    """Return a job that came at minute `came` and lasts that many minutes."""
     request = Request(
         job=ObjectId(name),
         queue=queue,
@@ -85,7 +85,7 @@ def world_of(
 
 
 def many(seed: int, count: int, *, queues: tuple[str, ...] = ("default",)) -> list[PastJob]:
-    """Jobs drawn from `seed`, more than one small machine can take at once."""
+    """Return jobs drawn from `seed`, more than one small node can run at once."""
     draw = random.Random(seed)
     return [
         past(
@@ -106,7 +106,7 @@ def many(seed: int, count: int, *, queues: tuple[str, ...] = ("default",)) -> li
 
 
 def one_by_one(snapshot: Snapshot) -> list[Decision]:
-    """One job at a time on the first GPU of the first machine; a higher priority evicts, as soon as it comes."""
+    """Schedule one job at a time on the first GPU of the first node; a higher priority evicts at once."""
     waiting = sorted(snapshot.pending, key=lambda each: (not each.claim, -each.priority, each.submitted_at))
     first, *others = waiting
     decisions: list[Decision] = [Wait(job=each.job, reason=Reason.CAPACITY) for each in others]
@@ -120,8 +120,8 @@ def one_by_one(snapshot: Snapshot) -> list[Decision]:
     return [Wait(job=first.job, reason=Reason.CAPACITY), *decisions]
 
 
-class Watched:
-    """A scheduler that keeps the snapshots which it was shown."""
+class RecordingScheduler:
+    """A scheduler that records its snapshots."""
 
     def __init__(self, scheduler: Callable[[Snapshot], Iterable[Decision]]) -> None:
         self.scheduler = scheduler

@@ -1,4 +1,4 @@
-"""Clusters, queues and jobs for tests of scheduling: written out, drawn at random, and played through on a clock."""
+"""Clusters, queues and jobs for tests of scheduling: explicit, drawn at random, and simulated on a clock."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def minutes(count: int) -> timedelta:
     return timedelta(minutes=count)
 
 
-# ------------------------------------------------------------------------------------------ written out
+# --------------------------------------------------------------------------------------------- explicit
 
 
 def node(
@@ -51,7 +51,7 @@ def node(
     slices: int = 0,
     **other: Any,
 ) -> Node:
-    """The GPUs stand in so many NVLink islands; after them come slices."""
+    """Return a node whose GPUs are in that many NVLink islands, followed by MIG slices."""
     cards = [
         Gpu(id=f"GPU-{name}-{i}", model=model, memory_bytes=141 * GIB, island=i * islands // gpus)
         for i in range(gpus)
@@ -83,7 +83,7 @@ def job(
     gpu: Mapping[str, Any] | None = None,
     **other: Any,
 ) -> Request:
-    """A request that is `age` minutes old at noon and may run for `limit` minutes; `gpu` says more of its GPUs."""
+    """Return a request that is `age` minutes old at noon and may run for `limit` minutes; `gpu` refines its GPUs."""
     return Request(
         job=ObjectId(name),
         each=Resources(cpus=cpus, gpus=gpus, memory_bytes=memory * GIB, **(gpu or {})),
@@ -107,19 +107,19 @@ def world(
 
 
 def started(snapshot: Snapshot) -> Snapshot:
-    """The snapshot in which all that can start now has started."""
-    return carry_out(snapshot, decide(snapshot))
+    """Return the snapshot after all jobs that can start now have started."""
+    return apply_decisions(snapshot, decide(snapshot))
 
 
 def with_pending(snapshot: Snapshot, *pending: Request) -> Snapshot:
     return snapshot.model_copy(update={"pending": snapshot.pending + pending})
 
 
-# ------------------------------------------------------------------------------------------------ drawn
+# -------------------------------------------------------------------------------------- drawn at random
 
 
 def for_any(*drawn: st.SearchStrategy[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """The test holds for whatever is drawn; how long it takes on a busy machine says nothing."""
+    """Run a property test without a deadline, since its time on a busy machine means nothing."""
     return lambda test: settings(deadline=None)(given(*drawn)(test))
 
 
@@ -150,12 +150,12 @@ def quota_of(cpus: int | None, gpus: int | None, memory: int | None) -> Quota:
 
 quotas = st.builds(quota_of, bound, bound, bound)
 QUEUES = ("default", "risk")
-"""Of these jobs are drawn; they may stand under a third."""
+"""Queues of the drawn jobs; they may have a common parent."""
 
 
 @st.composite
 def trees(draw: st.DrawFn, *, quota: st.SearchStrategy[Quota] = quotas) -> list[Queue]:
-    """The queues, some of them under a parent, each with leave to borrow or without."""
+    """Draw queues, some of them under a parent, with or without borrowing."""
     parent = draw(st.sampled_from([None, "org"]))
     names = [*QUEUES, "org"] if parent else [*QUEUES]
     found = []
@@ -170,7 +170,7 @@ def trees(draw: st.DrawFn, *, quota: st.SearchStrategy[Quota] = quotas) -> list[
 
 
 def larger(quota: Quota, *, by: int) -> Quota:
-    """The same with more of everything that it bounds."""
+    """Return the same queue with larger bounds."""
     cpus, gpus, memory = quota.cpus, quota.gpus, quota.memory_bytes
     return Quota(
         cpus=None if cpus is None else cpus + by,
@@ -211,7 +211,7 @@ affinities = st.sampled_from(
 def jobs(
     prefix: str, *, most: int, limits: st.SearchStrategy[int | None], simple: bool = False
 ) -> st.SearchStrategy[list[Request]]:
-    """`simple`: all in one queue, without wishes about nodes, and evicted by nobody."""
+    """Draw jobs; `simple`: all in one queue, without affinity, and never evicted."""
     one = st.builds(
         dict,
         cpus=st.integers(1, 5),
@@ -245,7 +245,7 @@ def worlds(
     most: int = 12,
     simple: bool = False,
 ) -> Snapshot:
-    """A cluster on which some jobs run, and others wait. `simple`: all in one queue, and nobody is evicted."""
+    """Draw a cluster with running and waiting jobs; `simple`: all in one queue, and none evicted."""
     queues = [Queue(name=QUEUES[0], quota=draw(quota))] if simple else draw(trees(quota=quota))
     before = draw(jobs("r", most=6, limits=limits, simple=simple))
     earlier = world(*draw(nodes), queues=queues, pending=before)
@@ -255,8 +255,8 @@ def worlds(
 
 
 @st.composite
-def contests(draw: st.DrawFn, *, limits: st.SearchStrategy[int | None] = st.none()) -> Snapshot:  # noqa: B008
-    """Two teams that lend each other what they do not need, one of which has been at it alone, on full nodes."""
+def competing_teams(draw: st.DrawFn, *, limits: st.SearchStrategy[int | None] = st.none()) -> Snapshot:  # noqa: B008
+    """Draw two teams that lend each other idle quota, one of which has filled the nodes alone."""
     shares, more = draw(st.tuples(st.integers(1, 6), st.integers(1, 6))), draw(st.integers(0, 10))
     own = [Quota(cpus=share) for share in shares]
     org = Queue(
@@ -288,8 +288,8 @@ def contests(draw: st.DrawFn, *, limits: st.SearchStrategy[int | None] = st.none
 
 
 @st.composite
-def tangles(draw: st.DrawFn) -> Snapshot:
-    """Teams that are each over in something else, and borrow together: whom one may evict may want to evict it."""
+def entangled_teams(draw: st.DrawFn) -> Snapshot:
+    """Draw teams that are each above their quota in another resource, so that they may want to evict each other."""
     amounts = st.integers(0, 4)
     own = [quota_of(draw(st.integers(1, 6)), draw(amounts), draw(amounts)) for _ in QUEUES]
     pairs = zip(QUEUES, own, strict=True)
@@ -308,13 +308,13 @@ def tangles(draw: st.DrawFn) -> Snapshot:
         preemptible=st.sampled_from([True, True, True, True, False]),
     )
     drawn = draw(st.lists(one, min_size=2, max_size=10))
-    asked = [job(f"j{i}", **each) for i, each in enumerate(drawn)]
-    early = draw(st.integers(0, len(asked)))
-    earlier = world(*machines, queues=[org, *teams], pending=asked[:early])
+    requests = [job(f"j{i}", **each) for i, each in enumerate(drawn)]
+    early = draw(st.integers(0, len(requests)))
+    earlier = world(*machines, queues=[org, *teams], pending=requests[:early])
     running = started(earlier.model_copy(update={"now": NOON - minutes(1)})).running
     running = tuple(each for each in running if draw(st.booleans()) or draw(st.booleans()))
     there = {each.request.job for each in running}
-    pending = tuple(request for request in asked if request.job not in there)
+    pending = tuple(request for request in requests if request.job not in there)
     return earlier.model_copy(update={"running": running, "pending": pending})
 
 
@@ -337,17 +337,17 @@ def contenders(
     )
 
 
-# ----------------------------------------------------------------------------------------------- played
+# -------------------------------------------------------------------------------------------- simulated
 
 
-def carry_out(snapshot: Snapshot, decisions: Iterable[Decision]) -> Snapshot:
-    """Start what is to start; tell those to leave that are to leave, and give a claim to those that they leave for."""
-    asked = {request.job: request for request in snapshot.pending}
-    told: set[str] = set()
+def apply_decisions(snapshot: Snapshot, decisions: Iterable[Decision]) -> Snapshot:
+    """Apply the decisions: start jobs, mark victims as leaving, and give their claimants a claim."""
+    requests = {request.job: request for request in snapshot.pending}
+    evicted: set[str] = set()
     new = []
     for decision in decisions:
         if isinstance(decision, Start):
-            request = asked.pop(decision.job).model_copy(update={"claim": False})
+            request = requests.pop(decision.job).model_copy(update={"claim": False})
             new.append(
                 RunningJob(
                     request=request,
@@ -358,35 +358,35 @@ def carry_out(snapshot: Snapshot, decisions: Iterable[Decision]) -> Snapshot:
                 )
             )
         elif isinstance(decision, Evict):
-            told.add(decision.job)
-            asked[decision.by] = asked[decision.by].model_copy(update={"claim": True})
+            evicted.add(decision.job)
+            requests[decision.by] = requests[decision.by].model_copy(update={"claim": True})
     running = tuple(
-        each.model_copy(update={"leaving": True}) if each.request.job in told else each
+        each.model_copy(update={"leaving": True}) if each.request.job in evicted else each
         for each in snapshot.running
     )
-    return snapshot.model_copy(update={"running": (*running, *new), "pending": tuple(asked.values())})
+    return snapshot.model_copy(update={"running": (*running, *new), "pending": tuple(requests.values())})
 
 
-def let_go(snapshot: Snapshot) -> Snapshot:
-    """Those that were told to leave have left, and are back in their queues."""
+def stop_leaving_jobs(snapshot: Snapshot) -> Snapshot:
+    """Let the leaving jobs stop and return to their queues."""
     gone = tuple(each.request for each in snapshot.running if each.leaving)
     left = tuple(each for each in snapshot.running if not each.leaving)
     return snapshot.model_copy(update={"running": left, "pending": snapshot.pending + gone})
 
 
-def play(
+def simulate_starts(
     snapshot: Snapshot, lasts: Mapping[str, timedelta], *, decide: Decide = decide
 ) -> dict[str, datetime]:
-    """When each job starts for the first time, if each lasts as `lasts` says; until nobody waits or nothing runs.
+    """Return when each job first starts, if each lasts as `lasts` says, until no job waits or none runs.
 
-    Who is told to leave leaves at once, and begins anew later.
+    An evicted job stops at once, and starts again later.
     """
     starts: dict[str, datetime] = {}
     for _ in range(10_000):
-        snapshot = carry_out(snapshot, decide(snapshot))
+        snapshot = apply_decisions(snapshot, decide(snapshot))
         starts = {each.request.job: each.started_at for each in snapshot.running} | starts
         if any(each.leaving for each in snapshot.running):
-            snapshot = let_go(snapshot)
+            snapshot = stop_leaving_jobs(snapshot)
             continue
         if not snapshot.running or not snapshot.pending:
             return starts

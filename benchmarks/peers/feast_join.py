@@ -63,7 +63,7 @@ def feature_view(folder: Path, name: str, driver: Entity) -> FeatureView:
 
 
 def peak_mb() -> float:
-    """The most memory that this process held; ru_maxrss would begin with that of the process that started it."""
+    """Return the peak memory of this process; ru_maxrss would begin with that of its parent."""
     (line,) = [
         each for each in Path("/proc/self/status").read_text().splitlines() if each.startswith("VmHWM")
     ]

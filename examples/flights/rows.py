@@ -1,4 +1,4 @@
-"""The rows that both models learn from, and how good their predictions are."""
+"""The training rows of both models, and the quality of their predictions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from definitions import FEATURES, LABEL
 import falaj as fj
 
 HELD_OUT = 0.1
-"""The share of the rows, the latest ones, that a model is judged by."""
+"""The share of the rows, the latest ones, for evaluation."""
 
 Floats = npt.NDArray[np.float32]
 
@@ -29,7 +29,7 @@ class Rows:
         return len(self.labels)
 
     def split(self) -> tuple[Rows, Rows]:
-        """The earlier rows, and the latest ones."""
+        """Return the earlier rows, and the latest ones."""
         cut = math.ceil(len(self) * (1 - HELD_OUT))
         return (
             Rows(self.features[:cut], self.labels[:cut]),
@@ -38,7 +38,7 @@ class Rows:
 
 
 def training_rows() -> Rows:
-    """The training set, which the job finds among its inputs."""
+    """Return the rows of the training set, which the job finds among its inputs."""
     table = pd.read_parquet(fj.job.inputs["training"], columns=["event_time", *FEATURES, LABEL])
     table = table.sort_values("event_time", kind="stable")
     return Rows(
@@ -47,7 +47,7 @@ def training_rows() -> Rows:
 
 
 def quality(labels: Floats, probabilities: Floats) -> dict[str, float]:
-    """The area under the ROC curve, and the log loss."""
+    """Return the area under the ROC curve, and the log loss."""
     late = labels > 0.5
     ranks = pd.Series(probabilities).rank().to_numpy()
     pairs = max(1, int(late.sum()) * int((~late).sum()))

@@ -17,7 +17,7 @@ SAMPLE = 500
 
 
 class Network(nn.Module):
-    """Scales the features and marks the missing ones by itself, so that it takes them as they are. Gives log odds."""
+    """Scales the features and marks missing values itself, so that it takes raw rows; returns log odds."""
 
     def __init__(self, rows: Rows, width: int) -> None:
         super().__init__()
@@ -37,14 +37,15 @@ class Network(nn.Module):
 
 
 def main() -> None:
-    asked = argparse.ArgumentParser(description=__doc__)
-    asked.add_argument("--epochs", type=int, default=4)
-    asked.add_argument("--width", type=int, default=64)
-    asked.add_argument("--lr", type=float, default=2e-3)
-    asked.add_argument("--seed", type=int, default=0)
-    given = asked.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--width", type=int, default=64)
+    parser.add_argument("--lr", type=float, default=2e-3)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--exact", action="store_true", help="the same losses on any number of processes")
+    given = parser.parse_args()
     fj.job.params(**vars(given))
-    torch.set_num_threads(1)  # such small layers gain nothing from a second one
+    torch.set_num_threads(1)  # such small layers gain nothing from a second thread
     torch.manual_seed(given.seed)
     earlier, latest = training_rows().split()
     network = Network(earlier, given.width)
@@ -60,6 +61,7 @@ def main() -> None:
         warmup=50,
         evaluate=tensors(latest),
         seed=given.seed,
+        exact=given.exact,
     )
 
     model = nn.Sequential(network, nn.Sigmoid()).eval()

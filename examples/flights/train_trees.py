@@ -15,11 +15,11 @@ SAMPLE = 500
 
 
 def main() -> None:
-    asked = argparse.ArgumentParser(description=__doc__)
-    asked.add_argument("--trees", type=int, default=100)
-    asked.add_argument("--depth", type=int, default=4)
-    asked.add_argument("--seed", type=int, default=0)
-    given = asked.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--trees", type=int, default=100)
+    parser.add_argument("--depth", type=int, default=4)
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
     fj.job.params(trees=given.trees, depth=given.depth, seed=given.seed)
     rows = training_rows()
     earlier, latest = rows.split()
@@ -48,7 +48,7 @@ def fit(rows: Rows, trees: int, depth: int, seed: int) -> xgb.XGBClassifier:
         subsample=0.8,
         colsample_bytree=0.5,
         random_state=seed,
-        n_jobs=1,  # a second thread gains little here, and loses much on a machine that is busy
+        n_jobs=1,  # a second thread gains little here, and loses much on a busy machine
     )
     return model.fit(rows.features, rows.labels)
 

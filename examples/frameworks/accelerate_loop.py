@@ -1,4 +1,4 @@
-"""A script for Accelerate as it is, under torchrun: framework torch."""
+"""An unchanged Accelerate script under torchrun: framework torch."""
 
 import json
 

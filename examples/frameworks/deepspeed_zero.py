@@ -1,4 +1,4 @@
-"""A script for DeepSpeed as it is, under torchrun: framework torch. ZeRO stage 1 splits the optimizer's state."""
+"""An unchanged DeepSpeed script under torchrun, with ZeRO stage 1: framework torch."""
 
 import json
 
@@ -9,7 +9,7 @@ import falaj as fj
 
 deepspeed.init_distributed("gloo")
 rank, world = deepspeed.comm.get_rank(), deepspeed.comm.get_world_size()
-torch.manual_seed(rank)  # rows of its own
+torch.manual_seed(rank)  # different rows in each rank
 rows = torch.randn(256, 4)
 target = rows @ torch.tensor([[1.0], [2.0], [3.0], [4.0]])
 layer = torch.nn.Linear(4, 1, bias=False)

@@ -9,7 +9,7 @@ import falaj as fj
 
 hvd.init()
 rank, world = hvd.rank(), hvd.size()
-torch.manual_seed(rank)  # rows of its own
+torch.manual_seed(rank)  # different rows in each rank
 rows = torch.randn(256, 4)
 target = rows @ torch.tensor([[1.0], [2.0], [3.0], [4.0]])
 model = torch.nn.Linear(4, 1, bias=False)

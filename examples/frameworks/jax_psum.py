@@ -13,11 +13,9 @@ from jax.sharding import PartitionSpec as Split
 import falaj as fj
 
 count, rank = int(os.environ["JAX_NUM_PROCESSES"]), int(os.environ["JAX_PROCESS_ID"])
-jax.distributed.initialize(
-    num_processes=count, process_id=rank
-)  # where, it knows from JAX_COORDINATOR_ADDRESS
+jax.distributed.initialize(num_processes=count, process_id=rank)  # reads JAX_COORDINATOR_ADDRESS
 mesh = jax.make_mesh((jax.device_count(),), ("rank",))
-own = np.random.default_rng(rank).normal(size=(256, 4)).astype(np.float32)  # rows of its own
+own = np.random.default_rng(rank).normal(size=(256, 4)).astype(np.float32)  # different rows in each rank
 rows = jax.make_array_from_process_local_data(NamedSharding(mesh, Split("rank")), own)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import falaj as fj
 
 rank = int(os.environ["FALAJ_RANK"])
-rows = np.random.default_rng(rank).normal(size=(512, 4))  # rows of its own
+rows = np.random.default_rng(rank).normal(size=(512, 4))  # different rows in each rank
 data = lgb.Dataset(rows, rows @ [1, 2, 3, 4])
 seen: dict = {}
 settings = {

@@ -1,4 +1,4 @@
-"""A script for Lightning as it is, under torchrun: framework torch. On a CPU it must name its devices and strategy."""
+"""An unchanged Lightning script under torchrun, with explicit devices and strategy for a CPU: framework torch."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Data-parallel training with PyTorch over MPI: framework mpi, two processes. torch's wheels know no MPI."""
+"""Data-parallel training with PyTorch over MPI, which torch's wheels do not support: framework mpi, two processes."""
 
 import json
 
@@ -8,7 +8,7 @@ from mpi4py import MPI
 import falaj as fj
 
 rank, world = MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()
-torch.manual_seed(rank)  # rows of its own
+torch.manual_seed(rank)  # different rows in each rank
 rows = torch.randn(256, 4)
 target = rows @ torch.tensor([[1.0], [2.0], [3.0], [4.0]])
 model = torch.nn.Linear(4, 1, bias=False)

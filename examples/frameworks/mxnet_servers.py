@@ -9,7 +9,7 @@ import falaj as fj
 
 store = mx.kv.create("dist_sync")  # reads DMLC_*
 rank, world = store.rank, store.num_workers
-mx.random.seed(rank)  # rows of its own
+mx.random.seed(rank)  # different rows in each rank
 rows = mx.nd.random.normal(shape=(256, 4))
 target = mx.nd.dot(rows, mx.nd.array([[1], [2], [3], [4]]))
 model = gluon.nn.Dense(1, use_bias=False, in_units=4)

@@ -1,4 +1,4 @@
-"""A search with scikit-learn: framework plain, one process with two cores, which joblib fills with two of its own."""
+"""A search with scikit-learn: framework plain, one process with two cores, on which joblib starts two workers."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Synchronous training with TensorFlow: framework tensorflow, two workers. A loop of one's own: Keras 3 cannot."""
+"""Synchronous training with TensorFlow in a custom loop, since Keras 3 cannot: framework tensorflow, two workers."""
 
 import json
 
@@ -8,7 +8,7 @@ import falaj as fj
 
 strategy = tf.distribute.MultiWorkerMirroredStrategy()  # reads TF_CONFIG
 rank, world = strategy.cluster_resolver.task_id, strategy.num_replicas_in_sync
-rows = tf.random.stateless_normal([256, 4], seed=[rank, 0])  # rows of its own
+rows = tf.random.stateless_normal([256, 4], seed=[rank, 0])  # different rows in each rank
 target = rows @ [[1.0], [2.0], [3.0], [4.0]]
 with strategy.scope():
     weights = tf.Variable(tf.zeros([4, 1]), aggregation=tf.VariableAggregation.MEAN)

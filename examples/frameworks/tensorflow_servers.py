@@ -1,5 +1,4 @@
-"""Asynchronous training with TensorFlow: framework tensorflow, roles chief, worker and ps. The chief hands out steps,
-workers compute them in their own time, servers hold the weights."""
+"""Asynchronous training with TensorFlow and parameter servers: framework tensorflow, roles chief, worker and ps."""
 
 import json
 

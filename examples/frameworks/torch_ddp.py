@@ -7,9 +7,9 @@ import torch.distributed as dist
 
 import falaj as fj
 
-dist.init_process_group("gloo")  # torchrun has set what it needs
+dist.init_process_group("gloo")  # reads the variables that torchrun sets
 rank, world = dist.get_rank(), dist.get_world_size()
-torch.manual_seed(rank)  # rows of its own
+torch.manual_seed(rank)  # different rows in each rank
 rows = torch.randn(256, 4)
 target = rows @ torch.tensor([[1.0], [2.0], [3.0], [4.0]])
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1, bias=False))

@@ -1,5 +1,4 @@
-"""Elastic training with PyTorch: framework torch, with processes_min. When a process is lost, the others start over
-from what was saved last, as fewer."""
+"""Elastic training with PyTorch, restarted with fewer processes when one is lost: framework torch, processes_min."""
 
 import json
 import os

@@ -16,7 +16,7 @@ where = {
 }
 with collective.CommunicatorContext(dmlc_communicator="rabit", **where):
     rank, world = collective.get_rank(), collective.get_world_size()
-    rows = np.random.default_rng(rank).normal(size=(512, 4))  # rows of its own
+    rows = np.random.default_rng(rank).normal(size=(512, 4))  # different rows in each rank
     data = xgb.DMatrix(rows, rows @ [1, 2, 3, 4])
     seen: dict = {}
     settings = {"max_depth": 4, "eta": 0.3, "nthread": 1}

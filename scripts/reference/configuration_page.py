@@ -6,6 +6,7 @@ import json
 import typing
 from collections.abc import Iterator
 from datetime import timedelta
+from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -18,7 +19,14 @@ from reference.markdown import COMMAND, code, field_docs, table
 
 BEGIN, END = f"<!-- settings: begin, written by `{COMMAND}` -->", "<!-- settings: end -->"
 SECRET = '`"env:NAME"` or `"file:PATH"`'
-WORDS = {str: "string", int: "integer", float: "number", bool: "boolean", timedelta: "duration", Path: "path"}
+WORDS = {
+    str: "string",
+    int: "integer",
+    float: "number",
+    bool: "boolean",
+    timedelta: "duration",
+    Path: "path",
+} | {IPv4Network: "network"}
 
 
 class Setting(NamedTuple):
@@ -131,4 +139,14 @@ def _duration(value: timedelta, *, is_iso: bool) -> str:
 
 def _is_spelled(field: FieldInfo, reader: str) -> bool:
     """Return whether a function of records/config.py reads the setting as people write it."""
-    return any(getattr(getattr(each, "func", None), "__name__", "") == reader for each in field.metadata)
+    return any(
+        getattr(getattr(each, "func", None), "__name__", "") == reader
+        for each in (*field.metadata, *_nested_metadata(field.annotation))
+    )
+
+
+def _nested_metadata(annotation: Any) -> Iterator[Any]:
+    """Return the metadata inside a type, such as that of an optional size."""
+    yield from getattr(annotation, "__metadata__", ())
+    for inner in typing.get_args(annotation):
+        yield from _nested_metadata(inner)

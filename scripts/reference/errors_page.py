@@ -77,7 +77,8 @@ REMEDIES: dict[str, Remedy] = {
     ),
     "caller.unknown": Remedy(
         "No token, a token that expired or was revoked, a disabled user, or a sign-in link that was used.",
-        "`falaj login`, or set `FALAJ_TOKEN`; `falaj tokens issue` makes a new token.",
+        "`falaj login`, or set `FALAJ_TOKEN`. An administrator issues tokens: `falaj tokens issue --user YOU`; the "
+        "owner of the home gets one by `falaj login` on its machine.",
     ),
     "policy.denied": Remedy(
         "Your roles in this workspace, a policy, or the scope of your token do not allow the action.",
@@ -181,6 +182,10 @@ REMEDIES: dict[str, Remedy] = {
     "agent.lost": Remedy(
         "The controller was stopped for longer than the runtime waits.",
         "`falaj status`; retry the job, which resumes from its last checkpoint.",
+    ),
+    "agent.refused": Remedy(
+        "The attempt has ended or was given up while its process ran on, or the process is not one of it.",
+        "None is needed: the job goes on with its next attempt; `falaj jobs show` says how the last one ended.",
     ),
 }
 """By code. A code of the tree without an entry stops the generation."""

@@ -52,10 +52,15 @@ churn = platform.training_set("churn-train", spine=spine, views=["usage"])
 print(churn.rows, churn.label.describe())  # 2 only AE
 
 table = platform.features.load("churn-train").read_all()  # a pyarrow Table
-print(table.column("usage__calls_7d").to_pylist())  # [3.0, 9.0]
+print(table.column("usage__calls_7d").to_pylist())  # [3, 9]
 
 note = platform.put("notes.txt", b"reviewed")
 print(platform.get(note.id))  # b'reviewed'
+
+with platform.run("churn") as run:  # it has failed if the block raises
+    run.log(auc=0.9)
+print(platform.runs.show(run.id).run.status)  # finished
+
 print(platform.verify_audit().ok)  # True
 """,
     "once": """

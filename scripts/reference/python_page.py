@@ -46,8 +46,10 @@ NOTES = {
 
 INTRODUCTIONS = {
     "Train": (
-        "`Loss` is a function of the model's output and the target that returns the mean over a batch. `Data` is a "
-        "tensor, a tuple of tensors (inputs…, target), a map-style dataset, a table, or the path of one. "
+        "`Loss` is a function of the model's output and the target, or of the output alone, that returns the mean over "
+        "a batch; None where the model computes it. `Data` is a "
+        "tensor or NumPy array, a tuple of them (inputs…, target), a data frame of pandas or polars, a map-style "
+        "dataset, a DataLoader, a table, or the path of one. "
         "[fit.md](fit.md) has the other types. Training needs torch, and no platform."
     ),
 }
@@ -77,7 +79,7 @@ def _entry(name: str) -> str:
     parts = [f"### `fj.{name}`"]
     if callable(thing) and thing is not Platform:
         parts.append(block(signature_text(f"fj.{name}", _signature(thing), width=WIDTH)))
-    parts.append(NOTES.get(name) or docstring(thing))
+    parts.append(NOTES.get(name) or docstring(thing).partition("\n\nOptions\n\n")[0])
     if name == "fit":
         parts.append("[fit.md](fit.md) lists all options, [the runtime](runtime/index.md) explains them.")
     parts += [_members(each) for each in (Platform, JobContext) if kind is each]

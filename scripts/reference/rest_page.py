@@ -9,9 +9,10 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from falaj.apps.api.app import HELD_BYTES
 from falaj.apps.api.errors import problem_details
 from falaj.apps.api.openapi import openapi
-from falaj.apps.api.requests import BODY_S, CHUNK_S
+from falaj.apps.api.requests import BODY_S, MIN_BYTES_PER_S, RATE_WINDOW_S
 from falaj.apps.cli.app import GROUPS
 from falaj.control.service import KEYS_KEPT
 from falaj.control.services import all_operations
@@ -54,8 +55,9 @@ V2: `POST /v2/models/ENDPOINT/infer`, with the same tokens.
 ## Authentication
 
 Send `Authorization: Bearer TOKEN`. `falaj tokens issue` and [`tokens.issue`](#tokensissue) make tokens, which may
-expire and may be limited to a workspace and to actions. A revoked token is refused within a second. Without a
-valid token the answer is 401, [`caller.unknown`](errors.md#callerunknown).
+expire and may be limited to a workspace and to actions. A revoked token is refused at the next request. Without a
+valid token the answer is 401, [`caller.unknown`](errors.md#callerunknown). A request with two of a header that may
+stand once, such as `Authorization` or `Host`, is refused with 400.
 
 ```sh
 curl -H "Authorization: Bearer $FALAJ_TOKEN" '{BASE}/api/v1/models/list?limit=10'
@@ -73,8 +75,9 @@ days. The key with another operation or other input is refused with 409,
 ## Pagination
 
 Lists take `limit` (1 to 1000) and `after`, and answer `{{"items": […], "next": "…"}}`. Pass `next` as `after` to get
-the following page; it is `null` on the last one. `audit.list`, `models.versions` and `models.alias_history` take it as
-`before`, a number.
+the following page, with the same conditions; it is `null` on the last one. A cursor is good for the caller and the
+list that it was given for, and does not show what the caller may not see. `audit.list`, `models.versions` and
+`models.alias_history` take it as `before`, a number. On the command line `--all` lists every page.
 
 ## Errors
 
@@ -90,8 +93,11 @@ log have it too.
 
 A JSON body has at most `server.body_limit_bytes` ({SERVER.body_limit_bytes >> 20} MiB by default) and must arrive
 within {BODY_S:g} seconds. An upload ([`blobs.upload`](#blobsupload)) has its bytes as the body,
-`application/octet-stream`, and its parameters in the query; it has no limit, but may pause for at most
-{CHUNK_S:g} seconds.
+`application/octet-stream`, and its parameters in the query; it has no limit, but must send at least
+{MIN_BYTES_PER_S} bytes a second over {RATE_WINDOW_S:g} seconds of waiting for it. A caller may have a quarter of
+`server.threads` uploads at a time, and as many other operations that move or compute rows and bytes; further ones wait
+for its own. All bodies in memory together have at most
+{HELD_BYTES >> 20} MiB, of which a caller may have as much as is left free.
 
 | content type of the answer | content |
 |---|---|

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from falaj.governance.operations.caller import once
     from falaj.optimization.runtime.export import export_onnx, save_model
     from falaj.records.features import Aggregation, Entity, Feature, FeatureView
+    from falaj.sdk.connection import connect
     from falaj.sdk.embedded import open_platform as open  # noqa: A004 - fj.open is the public name
     from falaj.sdk.platform import Platform
-    from falaj.sdk.remote import connect
     from falaj.training.runtime.agent.job import job
     from falaj.training.runtime.callbacks import STOP
     from falaj.training.runtime.checkpointing.certificate import verify_certificate
@@ -40,7 +40,7 @@ _PUBLIC = {
     "FeatureView": ("falaj.records.features", "FeatureView"),
     "Platform": ("falaj.sdk.platform", "Platform"),
     "STOP": ("falaj.training.runtime.callbacks", "STOP"),
-    "connect": ("falaj.sdk.remote", "connect"),
+    "connect": ("falaj.sdk.connection", "connect"),
     "estimate": ("falaj.training.runtime.memory.estimate", "estimate"),
     "export_onnx": ("falaj.optimization.runtime.export", "export_onnx"),
     "fit": ("falaj.training.runtime.fit", "fit"),
@@ -72,6 +72,11 @@ __all__ = [
     "step",
     "verify_certificate",
 ]
+
+
+def __dir__() -> list[str]:
+    """Return the public names."""
+    return sorted(__all__)
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""An operation is declared once, and no surface forgets it: gate, route, document, client, policy, command line."""
+"""Every operation is declared once, and available in the gate, REST, OpenAPI, the client, policies and the CLI."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from starlette.applications import Starlette
 
 from falaj.apps.api.app import make_app
 from falaj.apps.api.openapi import _documented, openapi
-from falaj.apps.cli.app import GROUPS
+from falaj.apps.cli.app import GROUPS, load_command
 from falaj.apps.cli.generation.groups import group_commands
+from falaj.apps.cli.generation.presentation import presentation_of
 from falaj.assembly.home import open_home
 from falaj.assembly.platform import assemble
 from falaj.control.services import all_operations, service_types
@@ -32,7 +33,7 @@ CEDAR = cedar_schema(OPERATIONS.values())[""]
 EVERY = pytest.mark.parametrize("op", OPERATIONS.values(), ids=lambda op: op.name)
 
 BESIDE = {
-    # a route beside those of the operations: the operation that it leads to, or none
+    # routes beside those of the operations, with the operation that each maps to, or ""
     "/healthz": None,
     "/readyz": None,
     "/": None,
@@ -59,6 +60,10 @@ VALUES: list[Any] = [
     ({"name": "x", "shape": (1,), "datatype": "FP32", "data": [1.0]},),
     "predictions_01arz3ndektsv4rrffq69g5fav",
     "0" * 32,
+    "0" * 64,
+    {"scanned": {"seq": 0, "part": 0}},
+    {"outcome": "undecided", "promote": False, "words": "sample"},
+    "backup_01arz3ndektsv4rrffq69g5fav",
     {},
     {
         "metric": "rmse",
@@ -89,11 +94,11 @@ VALUES: list[Any] = [
         "fairness_after": {},
     },
 ]
-"""Something for every type of parameter; an operation with a new type adds its own."""
+"""A sample for every type of parameter; an operation with a new type adds its own."""
 
 
 class Recorder:
-    """A gate that writes down what comes to it, and lets nothing through."""
+    """A gate that records each call and performs none."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[Operation, Any, BaseModel]] = []
@@ -107,7 +112,7 @@ class Recorder:
 
 
 def sample(op: Operation) -> dict[str, Any]:
-    """Valid arguments for the parameters of `op` that have no default."""
+    """Return valid arguments for the parameters of `op` that have no default."""
     needed = {n: p.annotation for n, p in op.parameters.items() if p.default is p.empty}
     return {n: iter(()) if n == op.upload else valid(annotation) for n, annotation in needed.items()}
 
@@ -151,14 +156,14 @@ def test_a_service_has_no_public_method_that_is_not_an_operation(service: type) 
     assert public == operations_of(service).keys()
 
 
-def test_the_client_is_typed_with_every_room() -> None:
+def test_the_client_is_typed_with_every_service() -> None:
     hints = get_type_hints(Platform)
 
     assert {name: hints.get(name) for name in service_types()} == service_types()
 
 
 @EVERY
-def test_it_says_what_it_does(op: Operation) -> None:
+def test_it_has_a_description(op: Operation) -> None:
     assert op.summary
     assert op.summary.endswith((".", "`"))
     assert op.summary[0].isupper()
@@ -188,7 +193,7 @@ def test_it_passes_the_gate(op: Operation) -> None:
 
     answer = getattr(service, op.verb)(**sample(op))
 
-    assert answer == "what the gate answers"  # and not what the body would give: it was not run
+    assert answer == "what the gate answers"  # the probe's answer shows that the body did not run
     assert [(seen, where) for seen, where, _ in gate.seen] == [(op, service)]
 
 
@@ -200,7 +205,7 @@ def test_it_has_a_route(op: Operation, app: Starlette) -> None:
     assert ("GET" in route.methods) is op.mode.reads
 
 
-def test_every_other_route_is_a_door_to_an_operation_or_known(app: Starlette) -> None:
+def test_every_other_route_is_listed_with_its_operation(app: Starlette) -> None:
     paths = {op.path for op in OPERATIONS.values()}
 
     assert {route.path for route in app.routes} - paths == BESIDE.keys()
@@ -209,7 +214,7 @@ def test_every_other_route_is_a_door_to_an_operation_or_known(app: Starlette) ->
 
 
 @EVERY
-def test_it_stands_in_the_openapi_document_unless_it_is_internal(op: Operation) -> None:
+def test_it_is_in_the_openapi_document_unless_it_is_internal(op: Operation) -> None:
     methods = DOCUMENT["paths"].get(op.path)
 
     assert (methods is None) is op.internal
@@ -237,7 +242,7 @@ def test_the_client_sends_it(op: Operation) -> None:
 
 
 @EVERY
-def test_policies_can_name_it_and_somebody_may_do_it(op: Operation) -> None:
+def test_policies_can_name_it_and_a_role_permits_it(op: Operation) -> None:
     action = CEDAR["actions"][op.name]
 
     assert action["memberOf"] == [{"id": group} for group in groups_of(op)] != []
@@ -247,5 +252,13 @@ def test_policies_can_name_it_and_somebody_may_do_it(op: Operation) -> None:
 
 @EVERY
 def test_it_has_a_command_unless_it_is_internal(op: Operation) -> None:
-    assert (op.verb.replace("_", "-") in group_commands(op.group)) is not op.internal
+    verb, commands = op.verb.replace("_", "-"), group_commands(op.group)
+    command, _, option = presentation_of(op.group).options.get(verb, verb).partition(" ")
+
+    assert (command in commands) is not op.internal
+    assert option == "" or (verb not in commands and option in options_of(op.group, command))
     assert op.group in GROUPS
+
+
+def options_of(group: str, command: str) -> set[str]:
+    return {option for parameter in load_command(group).commands[command].params for option in parameter.opts}

@@ -1,4 +1,4 @@
-"""The inputs of operations are parameters: bodies use those that they declare, and fetch none from a context."""
+"""Operation bodies use the parameters that they declare, and read no inputs from the call context."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from falaj.governance.operations.operation import Operation
 
 SOURCE = Path(falaj.__file__).parent
 BY_THE_GATE = {"sources": None, "views": "endpoints.record"}
-"""The gate itself uses these, for lineage and labels; of all operations, or of the one that is named."""
+"""Parameters that the gate itself uses, for lineage and labels; of all operations, or of the named one."""
 
 
 @pytest.mark.parametrize("op", all_operations().values(), ids=all_operations().keys())
@@ -35,14 +35,14 @@ def test_inputs_are_not_fetched_from_the_context_of_a_call() -> None:
 
 
 def unused(op: Operation) -> set[str]:
-    """The parameters that the body does not use. The gate resolves the object acted on, and the zone."""
+    """Return the parameters that the body does not use, except those that the gate resolves."""
     by_the_gate = {name for name, only in BY_THE_GATE.items() if only in (None, op.name)}
     resolved = {op.subject, *op.placements} | by_the_gate
     return set(op.parameters) - resolved - set(names_used(op))
 
 
 def names_used(op: Operation) -> Iterator[str]:
-    """The names that the body reads, and the references whose objects it asks the call for."""
+    """Return the names that the body reads, and the references that it resolves through the call."""
     (function,) = ast.parse(textwrap.dedent(inspect.getsource(op.body))).body
     assert isinstance(function, ast.FunctionDef)
     for node in (each for statement in function.body for each in ast.walk(statement)):

@@ -19,7 +19,7 @@ LONGEST_FUNCTION = 60
 MOST_MODULES = 15
 
 ONE_FILE_A_GROUP = frozenset({"src/falaj/apps/cli/commands"})
-"""Folders that may be larger: each file is what somebody types, so its name is known beforehand."""
+"""Folders that may be larger: each file is a command that users type."""
 
 PICKLES = {"pickle", "cloudpickle", "dill", "shelve"}
 INFRASTRUCTURE = {
@@ -29,7 +29,7 @@ INFRASTRUCTURE = {
 FRAMEWORKS = {"jax", "onnxruntime", "tensorflow", "torch"}
 
 
-def test_names_say_what_a_file_is_for() -> None:
+def test_generic_file_names_are_not_used() -> None:
     vague = [
         shown(path)
         for path in code_files(*CODE)
@@ -82,7 +82,7 @@ def test_a_class_name_is_used_once() -> None:
     assert twice == {}
 
 
-def test_every_package_says_what_it_holds() -> None:
+def test_every_package_has_a_docstring() -> None:
     silent = [
         shown(folder)
         for folder in packages()
@@ -108,7 +108,7 @@ def test_frameworks_are_imported_in_a_runtime_only() -> None:
     assert outside == []
 
 
-def test_changelog_has_a_place_for_what_comes_next() -> None:
+def test_changelog_has_an_unreleased_section() -> None:
     assert re.search(r"^## \[Unreleased\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
 
 
@@ -126,19 +126,19 @@ def test_continuous_integration_can_be_run() -> None:
 
 
 def packages() -> list[Path]:
-    """The folders of the source that hold Python modules; migrations are scripts that alembic loads by path."""
+    """Return the folders of the source with Python modules; alembic loads migrations by path, so they are left out."""
     folders = {path.parent for path in SOURCE.rglob("*.py")}
     return sorted(folder for folder in folders if "migrations" not in folder.parts)
 
 
 def code_files(*folders: Path) -> Iterator[Path]:
-    """The Python files below `folders`, without the peers' virtualenvs."""
+    """Return the Python files below `folders`, without virtualenvs."""
     for folder in folders:
         yield from sorted(path for path in folder.rglob("*.py") if ".venvs" not in path.parts)
 
 
 def imports_of(modules: set[str], *folders: Path) -> list[str]:
-    """Where one of `modules` is imported, also inside a function, as "file:line module"."""
+    """Return each import of one of `modules`, also inside functions, as "file:line module"."""
     return [
         f"{shown(path)}:{line} {module}"
         for path in code_files(*folders)

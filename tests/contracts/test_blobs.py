@@ -1,4 +1,4 @@
-"""What every BlobStore keeps to, on local files and on S3."""
+"""The BlobStore contract, on local files and on S3."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 MIB = 1 << 20
 KEY = BlobKey("models/churn/weights.bin")
-LARGE = [bytes([number]) * MIB for number in range(40)]  # more than one request takes
+LARGE = [bytes([number]) * MIB for number in range(40)]  # larger than one request
 
 
 @dataclass(frozen=True)
 class Place:
-    """A store, and the expression by which another process opens the same."""
+    """A store, and the expression with which another process opens it."""
 
     store: ObjectStoreBlobs
     expression: str
@@ -60,8 +60,8 @@ def store(place: Place) -> ObjectStoreBlobs:
     return place.store
 
 
-def content(store: ObjectStoreBlobs, key: BlobKey = KEY, **asked: int) -> bytes:
-    return b"".join(store.read(key, **asked))
+def content(store: ObjectStoreBlobs, key: BlobKey = KEY, **options: int) -> bytes:
+    return b"".join(store.read(key, **options))
 
 
 def failing(chunks: list[bytes], failure: Exception) -> Iterator[bytes]:
@@ -69,7 +69,8 @@ def failing(chunks: list[bytes], failure: Exception) -> Iterator[bytes]:
     raise failure
 
 
-def test_what_was_written_is_read(store: ObjectStoreBlobs) -> None:
+@pytest.mark.slow
+def test_written_bytes_are_read_back(store: ObjectStoreBlobs) -> None:
     size = store.write(KEY, [b"one ", b"", b"two"])
 
     assert size == store.size(KEY) == 7
@@ -84,6 +85,7 @@ def test_an_empty_blob_is_a_blob(store: ObjectStoreBlobs, chunks: list[bytes]) -
     assert content(store) == b""
 
 
+@pytest.mark.slow
 def test_a_large_blob_is_read_in_chunks(store: ObjectStoreBlobs) -> None:
     store.write(KEY, iter(LARGE))
 
@@ -130,7 +132,7 @@ def test_a_large_blob_does_not_overwrite_either(store: ObjectStoreBlobs) -> None
 
 
 @pytest.mark.parametrize("chunks", [LARGE[:1], LARGE], ids=["small", "large"])
-def test_of_two_writers_the_first_to_finish_wins(store: ObjectStoreBlobs, chunks: list[bytes]) -> None:
+def test_the_first_of_two_writers_to_finish_wins(store: ObjectStoreBlobs, chunks: list[bytes]) -> None:
     def slowly() -> Iterator[bytes]:
         yield from chunks
         store.write(KEY, [b"the other was faster"])
@@ -142,8 +144,8 @@ def test_of_two_writers_the_first_to_finish_wins(store: ObjectStoreBlobs, chunks
     assert leftovers(store) == 0
 
 
-def test_of_eight_writers_at_once_one_succeeds(tmp_path: Path) -> None:
-    store = local_blobs(tmp_path)  # moto does not check and write in one step, as S3 does
+def test_one_of_eight_concurrent_writers_succeeds(tmp_path: Path) -> None:
+    store = local_blobs(tmp_path)  # moto does not check and write atomically, as S3 does
 
     def write(number: int) -> int | None:
         try:
@@ -159,6 +161,7 @@ def test_of_eight_writers_at_once_one_succeeds(tmp_path: Path) -> None:
     assert content(store) == bytes(winners) * MIB
 
 
+@pytest.mark.slow
 def test_a_large_blob_is_copied_from_the_store_to_itself(store: ObjectStoreBlobs) -> None:
     store.write(KEY, iter(LARGE))
 
@@ -180,7 +183,7 @@ def test_chunks_that_raise_leave_nothing(
     store.write(KEY, [b"again"])
 
 
-def test_a_blob_that_is_not_there_is_not_found(store: ObjectStoreBlobs) -> None:
+def test_a_missing_blob_is_not_found(store: ObjectStoreBlobs) -> None:
     with pytest.raises(NotFound):
         store.size(KEY)
     with pytest.raises(NotFound):
@@ -230,7 +233,7 @@ def test_a_prefix_is_any_beginning_of_a_key(store: ObjectStoreBlobs) -> None:
         "x" * 256,
     ],
 )
-def test_a_key_that_could_lead_elsewhere_is_refused(store: ObjectStoreBlobs, key: str) -> None:
+def test_a_key_that_escapes_the_store_is_refused(store: ObjectStoreBlobs, key: str) -> None:
     with pytest.raises(InvalidInput, match="blob key"):
         store.write(BlobKey(key), [b"x"])
     with pytest.raises(InvalidInput, match="blob key"):
@@ -255,7 +258,7 @@ def chunks():
 
 
 @pytest.mark.parametrize("then", ["sys.stdin.read()", "pass"], ids=["waiting", "running"])
-def test_a_killed_writer_leaves_a_whole_blob_or_none(place: Place, then: str) -> None:
+def test_a_killed_writer_leaves_a_complete_blob_or_none(place: Place, then: str) -> None:
     code = WRITER.format(store=place.expression, key=str(KEY), then=then)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     with subprocess.Popen(
@@ -306,7 +309,7 @@ def test_a_leftover_is_removed_once_it_is_old(tmp_path: Path) -> None:
     assert store.delete_incomplete(before=now + timedelta(hours=1)) == 1
 
 
-def test_local_blobs_are_their_owners_alone(tmp_path: Path) -> None:
+def test_local_blobs_are_readable_by_their_owner_only(tmp_path: Path) -> None:
     store = local_blobs(tmp_path / "blobs")
     store.write(KEY, [b"x"])
 
@@ -325,6 +328,7 @@ def test_an_upload_that_breaks_off_leaves_no_parts_in_the_bucket(s3_server: S3Se
     assert "<Upload>" not in httpx.get(f"{s3_server.endpoint}/{bucket}?uploads").text
 
 
+@pytest.mark.slow
 def test_above_the_limit_of_a_copy_a_blob_is_sent_again(
     s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -352,13 +356,36 @@ def test_a_store_that_does_not_answer_is_unavailable() -> None:
         store.write(KEY, [b"x"])
 
 
-def test_a_bucket_that_is_not_there_is_unavailable(s3_server: S3Server) -> None:
+def test_a_missing_bucket_is_unavailable(s3_server: S3Server) -> None:
     store = s3_on(s3_server, "no-such-bucket")
 
     with pytest.raises(Unavailable, match="NoSuchBucket"):
         store.write(KEY, [b"x"])
     with pytest.raises(Unavailable, match="NoSuchBucket"):
         store.read(KEY)
+
+
+def test_what_is_uploaded_to_an_address_is_adopted_once_and_out_of_reach(s3_server: S3Server) -> None:
+    store = s3_on(s3_server, s3_server.create_bucket())
+    address, unused = (store.open_upload(lasts=timedelta(minutes=1)) for _ in range(2))
+    assert address is not None
+    assert unused is not None
+    httpx.put(address.url, content=b"one").raise_for_status()
+    assert list(store.list()) == []
+
+    store.adopt(address.staged, KEY)
+    httpx.put(address.url, content=b"two").raise_for_status()
+
+    assert content(store) == b"one"
+    with pytest.raises(AlreadyExists):
+        store.adopt(address.staged, KEY)
+    with pytest.raises(NotFound):
+        store.adopt(unused.staged, BlobKey("other"))
+    assert store.delete_incomplete(before=datetime.now(UTC) + timedelta(minutes=1)) == 1
+
+
+def test_a_folder_takes_no_uploads(tmp_path: Path) -> None:
+    assert local_blobs(tmp_path).open_upload(lasts=timedelta(minutes=1)) is None
 
 
 def s3_on(server: S3Server, bucket: str) -> ObjectStoreBlobs:
@@ -372,5 +399,5 @@ def s3_on(server: S3Server, bucket: str) -> ObjectStoreBlobs:
 
 
 def leftovers(store: ObjectStoreBlobs) -> int:
-    """How many there were; none are left."""
+    """Return the number of leftovers, after removing them."""
     return store.delete_incomplete(before=datetime.now(UTC) + timedelta(days=1))

@@ -1,8 +1,4 @@
-"""What the launcher makes of the contracts: whose end decides, who may be lost, and what torch and others learn so.
-
-Frameworks that this Python does not hold are stood in for by scripts that do as they do; make test-frameworks trains
-with the real ones.
-"""
+"""The Launcher contract for frameworks: which process decides the end, which may be lost, and that training works."""
 
 from __future__ import annotations
 
@@ -26,11 +22,11 @@ pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
 
 SERVED = {"framework": "tensorflow", "processes": 3, "roles": {"chief": 1, "worker": 1, "ps": 1}}
 
-# The chief ends when the file says so; the others serve for ever, and do not care about a stop.
+# The chief ends when the file exists; the others serve forever, and ignore a stop.
 CLUSTER = """
 import json, os, signal, sys, time
-told = json.loads(os.environ["TF_CONFIG"])
-role = told["task"]["type"]
+config = json.loads(os.environ["TF_CONFIG"])
+role = config["task"]["type"]
 os.write(1, role.encode() + b" up\\n")
 if role != "chief":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -48,7 +44,7 @@ sys.exit(int(open("go").read()))
 
 
 def start(testbed: LauncherTestbed, script: str, *arguments: str, up: int, **options: Any) -> Launch:
-    """An attempt of which `up` processes have said that they are."""
+    """Start an attempt, and wait until `up` processes have reported."""
     launch = testbed.launch(script, *arguments, **options)
     testbed.launcher().start(launch)
     eventually(lambda: testbed.log().count(b" up\n") == up, within=PATIENCE_S)
@@ -65,7 +61,7 @@ def ended(testbed: LauncherTestbed) -> AttemptState:
     return state
 
 
-def test_servers_are_killed_once_the_chief_has_ended_well(testbed: LauncherTestbed) -> None:
+def test_servers_are_killed_once_the_chief_has_succeeded(testbed: LauncherTestbed) -> None:
     launch = start(testbed, CLUSTER, "servers-of-one", up=3, grace_s=60, **SERVED)
 
     (launch.directory / "code" / "go").write_text("0")
@@ -115,7 +111,7 @@ os.write(1, b"agent up\\n")
 while not os.path.exists("go"):
     time.sleep(0.01)
 """
-"""In the place of torchrun's: the folder of the code comes first among those that Python looks into."""
+"""Replaces torchrun's: the folder of the code comes first in Python's module search path."""
 
 ELASTIC = {"framework": "torch", "processes": 3, "processes_min": 2}
 
@@ -136,7 +132,7 @@ def start_agents(testbed: LauncherTestbed) -> tuple[Launch, list[int]]:
 
 
 @STRONGEST_SANDBOX
-def test_attempt_ends_well_with_as_few_as_it_may(testbed: LauncherTestbed) -> None:
+def test_attempt_succeeds_with_the_minimum_of_processes(testbed: LauncherTestbed) -> None:
     launch, agents = start_agents(testbed)
 
     os.kill(agents[0], signal.SIGKILL)
@@ -147,7 +143,7 @@ def test_attempt_ends_well_with_as_few_as_it_may(testbed: LauncherTestbed) -> No
 
 
 @STRONGEST_SANDBOX
-def test_fewer_than_the_least_is_a_failure_and_no_hang(testbed: LauncherTestbed) -> None:
+def test_fewer_than_the_minimum_fails_instead_of_hanging(testbed: LauncherTestbed) -> None:
     _, agents = start_agents(testbed)
 
     for agent in agents[:2]:
@@ -175,11 +171,11 @@ os.write(1, b"%d up\\n" % len(machines))
     assert testbed.log().count(b"3 up") == 3
 
 
-# ------------------------------------------------------------------------------------- what is learned so
+# --------------------------------------------------------------------------------------- training results
 
 
 def learn(testbed: LauncherTestbed, example: str, *arguments: str, **options: Any) -> Launch:
-    """An attempt at one of the examples, with the runtime that they import."""
+    """Run one of the examples, with the runtime that it imports."""
     variables = {"PYTHONPATH": str(PACKAGES), "FALAJ_OUTPUTS": "../outputs", "HOME": "."}
     given = {"environment": variables, "readable": [PACKAGES], "cpus": 2, **options}
     launch = testbed.launch((EXAMPLES / example).read_text(), *arguments, **given)
@@ -192,7 +188,7 @@ def learned(launch: Launch) -> list[dict[str, Any]]:
 
 
 @STRONGEST_SANDBOX
-def test_two_ranks_of_torch_learn_one_model(testbed: LauncherTestbed) -> None:
+def test_two_torch_ranks_train_one_model(testbed: LauncherTestbed) -> None:
     launch = learn(testbed, "torch_ddp.py", framework="torch", processes=2)
 
     assert end(testbed).exit_code == 0, testbed.log()

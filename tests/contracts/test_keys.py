@@ -1,4 +1,4 @@
-"""What every KeyService keeps to: a key file and a PKCS#11 token."""
+"""The KeyService contract, on a key file and on a PKCS#11 token."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ prefixes = (f"test{number}" for number in count())
 
 @pytest.fixture(params=["keyfile", "pkcs11"])
 def opener(request: pytest.FixtureRequest, tmp_path: Path) -> Opener:
-    """Opens the same keys each time; they are this test's own."""
+    """Return a function that opens the keys of this test."""
     if request.param == "keyfile":
         return lambda: KeyFile.open_or_create(tmp_path / "keys.json")
     token: Token = request.getfixturevalue("softhsm")
@@ -82,7 +82,7 @@ def test_a_truncated_key_is_damaged(keys: KeyService, kept: int) -> None:
         keys.unwrap(WrappedKey(wrapped.root, wrapped.ciphertext[:kept]), context=CONTEXT)
 
 
-def test_the_service_goes_on_after_damage(keys: KeyService) -> None:
+def test_the_service_continues_after_a_damaged_key(keys: KeyService) -> None:
     wrapped = keys.wrap(KEY, context=CONTEXT)
     with pytest.raises(Damaged):
         keys.unwrap(WrappedKey(wrapped.root, b"x" * 60), context=CONTEXT)
@@ -110,7 +110,7 @@ def test_an_unknown_root_is_unavailable(keys: KeyService) -> None:
             keys.unwrap(WrappedKey(unknown, wrapped.ciphertext), context=CONTEXT)
 
 
-def test_what_was_wrapped_is_unwrapped_after_opening_again(opener: Opener) -> None:
+def test_a_wrapped_key_is_unwrapped_after_reopening(opener: Opener) -> None:
     first = opener()
     wrapped, public = first.wrap(KEY, context=CONTEXT), first.public_key()
     first.close()
@@ -122,7 +122,7 @@ def test_what_was_wrapped_is_unwrapped_after_opening_again(opener: Opener) -> No
     second.close()
 
 
-def test_two_that_are_open_at_once_do_not_disturb_each_other(opener: Opener) -> None:
+def test_two_open_services_do_not_interfere(opener: Opener) -> None:
     first, second = opener(), opener()
     wrapped = first.wrap(KEY, context=CONTEXT)
 
@@ -139,6 +139,26 @@ def test_after_closing_nothing_works(keys: KeyService) -> None:
 
     with pytest.raises(KeyUnavailable):
         keys.unwrap(wrapped, context=CONTEXT)
+
+
+def test_what_is_kept_beside_the_keys_is_there_after_opening_again(opener: Opener) -> None:
+    first = opener()
+    assert first.kept("log-1") is None
+
+    for number in (9, 10, 11):
+        first.keep("log-1", b"head %d" % number)
+    first.keep("log-2", b"another")
+    first.rotate()
+    assert first.kept("log-1") == b"head 11"
+    first.close()
+
+    second = opener()
+    assert (second.kept("log-1"), second.kept("log-2"), second.kept("log-3")) == (
+        b"head 11",
+        b"another",
+        None,
+    )
+    second.close()
 
 
 @pytest.mark.parametrize("message", [b"", b"head 17", b"x" * 100_000])
@@ -173,16 +193,16 @@ def test_eight_threads_get_right_answers(keys: KeyService) -> None:
     assert answers == [bytes([number]) * 32 for number in range(64)]
 
 
-def test_its_name_shows_no_secret(keys: KeyService, softhsm: Token) -> None:
+def test_repr_shows_no_secret(keys: KeyService, softhsm: Token) -> None:
     assert softhsm.pin not in repr(keys).replace(softhsm.label, "")
     assert "b'" not in repr(keys)
 
 
 class TestToken:
-    """What only a token promises."""
+    """Guarantees that only a token gives."""
 
     @pytest.mark.parametrize("label", ["root", "signing"])
-    def test_the_key_never_leaves_it(self, softhsm: Token, label: str) -> None:
+    def test_the_key_cannot_be_extracted(self, softhsm: Token, label: str) -> None:
         import pkcs11
         from pkcs11 import Attribute, ObjectClass
 
@@ -218,7 +238,7 @@ class TestToken:
         assert keys.unwrap(wrapped, context=CONTEXT) == KEY
         keys.close()
 
-    def test_a_false_pin_is_tried_once(self, softhsm: Token, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_wrong_pin_is_tried_once(self, softhsm: Token, monkeypatch: pytest.MonkeyPatch) -> None:
         from falaj.drivers.pkcs11 import keys as driver
 
         tries = []
@@ -238,7 +258,7 @@ class TestToken:
             Pkcs11Keys.open(softhsm.module, softhsm.label, softhsm.pin, prefix="nobody")
 
     @pytest.mark.parametrize(("module", "label"), [("/nowhere/module.so", None), (None, "no-such-token")])
-    def test_a_token_that_is_not_there_is_unavailable(
+    def test_a_missing_token_is_unavailable(
         self, softhsm: Token, module: str | None, label: str | None
     ) -> None:
         from falaj.drivers.pkcs11.keys import Pkcs11Keys

@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from falaj.drivers.processes.attempt_lease import AttemptLease
 from falaj.errors import InvalidInput
+from falaj.ports.boot import boot_seconds
 from launcher_testbed import ATTEMPT, STRONGEST_SANDBOX, LauncherTestbed, kill, processes_mentioning, release
 from polling import eventually
 
@@ -27,7 +29,7 @@ while not os.path.exists('go'):
 print('done', flush=True)
 """
 )
-# A child in a session of its own, which no signal to the script's group reaches; its command line bears a word.
+# A child in its own session, which no signal to the script's process group reaches; its command line has a marker.
 WITH_DAEMON = """
 import subprocess, sys, time
 sleep = "import time; time.sleep(600)"
@@ -46,7 +48,7 @@ def runs(testbed: LauncherTestbed, attempt: str = ATTEMPT) -> int:
 # ------------------------------------------------------------------------------------- from start to end
 
 
-def test_code_runs_in_its_folder_and_ends_well(testbed: LauncherTestbed) -> None:
+def test_code_runs_in_its_folder_and_succeeds(testbed: LauncherTestbed) -> None:
     before = datetime.now(UTC)
 
     state = testbed.run("import os; print(os.getcwd()); open('../outputs/x', 'w').write('made')")
@@ -57,7 +59,7 @@ def test_code_runs_in_its_folder_and_ends_well(testbed: LauncherTestbed) -> None
     assert state.ended_at is not None
     assert before <= state.started_at <= state.ended_at
     directory = testbed.root / "attempts" / "job_1-1"
-    assert testbed.log().decode().strip() == str(directory / "code")
+    assert testbed.log().decode().strip() == str(testbed.code_folder())
     assert (directory / "outputs" / "x").read_text() == "made"
     assert sorted(path.name for path in directory.iterdir()) == ["code", "inputs", "outputs"]
 
@@ -117,7 +119,7 @@ def test_second_start_changes_nothing_while_it_runs_and_after(testbed: LauncherT
     testbed.wait_for(b"up")
 
     testbed.launcher().start(launch)
-    (launch.directory / "code" / "go").touch()
+    testbed.tell("go")
     first = testbed.end()
     testbed.launcher().start(launch)
 
@@ -125,6 +127,7 @@ def test_second_start_changes_nothing_while_it_runs_and_after(testbed: LauncherT
     assert runs(testbed) == 1
 
 
+@pytest.mark.slow
 def test_starters_that_race_run_it_once(testbed: LauncherTestbed) -> None:
     launch = testbed.launch(UNTIL_TOLD)
     with ExitStack() as stack:
@@ -136,7 +139,7 @@ def test_starters_that_race_run_it_once(testbed: LauncherTestbed) -> None:
         assert [each.stdout.readline() for each in starters if each.stdout] == ["started\n"] * 3
     testbed.wait_for(b"up")
     assert len(testbed.supervisors()) == 1
-    (launch.directory / "code" / "go").touch()
+    testbed.tell("go")
     assert testbed.end().exit_code == 0
     assert runs(testbed) == 1
 
@@ -150,7 +153,7 @@ def test_attempt_continues_when_its_starter_is_killed(testbed: LauncherTestbed) 
         starter.wait()
 
     assert testbed.launcher().state(ATTEMPT).phase == "running"
-    (launch.directory / "code" / "go").touch()
+    testbed.tell("go")
     assert testbed.end().exit_code == 0
     assert testbed.log() == b"up\ndone\n"
 
@@ -163,7 +166,7 @@ def test_starter_killed_at_any_moment_leaves_an_attempt_that_runs_once(
     launch = testbed.launch(ONCE)
     with testbed.starter(launch) as starter:
         release(starter)
-        time.sleep(milliseconds / 1000)  # not a wait: the moment of the kill is what is tested
+        time.sleep(milliseconds / 1000)  # no waiting: the test is about the moment of the kill
         starter.kill()
         starter.wait()
 
@@ -186,7 +189,7 @@ def test_killed_supervisor_ends_the_code_and_the_attempt_is_lost(testbed: Launch
     eventually(lambda: not processes_mentioning(word))
     testbed.launcher().start(launch)
     assert testbed.launcher().state(ATTEMPT).phase == "lost"
-    assert (runs(testbed), testbed.supervisors()) == (1, [])
+    assert (testbed.log(), testbed.supervisors()) == (b"up\nup\n", [])
 
 
 def test_killed_init_process_ends_the_code_too(testbed: LauncherTestbed) -> None:
@@ -210,7 +213,7 @@ def cmdline(pid: int) -> bytes:
 # ---------------------------------------------------------------------------------------------- stopping
 
 
-def test_stop_lets_the_script_say_goodbye(testbed: LauncherTestbed) -> None:
+def test_stop_lets_the_script_finish_its_signal_handler(testbed: LauncherTestbed) -> None:
     script = """
 import signal, sys, time
 def goodbye(*_):
@@ -230,7 +233,7 @@ time.sleep(600)
     assert testbed.log() == b"up\nsaved\n"
 
 
-def test_stop_ends_a_script_that_does_not_care(testbed: LauncherTestbed) -> None:
+def test_stop_ends_a_script_without_a_signal_handler(testbed: LauncherTestbed) -> None:
     testbed.launcher().start(testbed.launch(WAITING))
     testbed.wait_for(b"up")
 
@@ -245,11 +248,11 @@ def test_script_that_ignores_the_stop_is_killed_after_the_grace(testbed: Launche
     testbed.launcher().start(testbed.launch(script))
     testbed.wait_for(b"up")
 
-    asked = time.monotonic()
+    begun_at = time.monotonic()
     testbed.launcher().stop(ATTEMPT, grace_s=0.3)
 
     assert testbed.end().signal == signal.SIGKILL
-    assert time.monotonic() - asked >= 0.3
+    assert time.monotonic() - begun_at >= 0.3
 
 
 def test_stop_right_after_start_is_honoured(testbed: LauncherTestbed) -> None:
@@ -294,7 +297,7 @@ def test_children_end_with_the_script(testbed: LauncherTestbed, seconds: str) ->
 
 
 @STRONGEST_SANDBOX
-def test_unknown_attempt_is_no_fault(testbed: LauncherTestbed) -> None:
+def test_unknown_attempt_is_not_an_error(testbed: LauncherTestbed) -> None:
     launcher = testbed.launcher()
 
     launcher.stop("job_9/1", grace_s=1)
@@ -306,9 +309,51 @@ def test_unknown_attempt_is_no_fault(testbed: LauncherTestbed) -> None:
 
 @STRONGEST_SANDBOX
 @pytest.mark.parametrize("name", ["", ".", "..", "x" * 300])
-def test_name_that_is_no_folder_is_refused(testbed: LauncherTestbed, name: str) -> None:
+def test_name_that_is_not_a_valid_folder_name_is_refused(testbed: LauncherTestbed, name: str) -> None:
     with pytest.raises(InvalidInput):
         testbed.launcher().state(name)
+
+
+@STRONGEST_SANDBOX
+def test_attempt_stops_when_its_lease_has_run_out(testbed: LauncherTestbed) -> None:
+    lease = AttemptLease(testbed.root / "lease", lasts_s=1.0)
+    lease.renew(boot_seconds())
+
+    testbed.launcher(lease=lease.path).start(testbed.launch("import time; time.sleep(600)"))
+
+    state = testbed.end()
+    assert (state.phase, state.fenced, state.stopped) == ("ended", True, False)
+    assert (
+        state.reason
+        == "It was stopped because no controller renewed its lease: another machine may run it now"
+    )
+    testbed.assert_nothing_is_left()
+
+
+@STRONGEST_SANDBOX
+def test_attempt_goes_on_while_its_lease_is_renewed(testbed: LauncherTestbed) -> None:
+    lease = AttemptLease(testbed.root / "lease", lasts_s=60.0)
+    lease.renew(boot_seconds())
+    testbed.launcher(lease=lease.path).start(testbed.launch("import time; time.sleep(1)"))
+
+    state = testbed.end()
+
+    assert (state.exit_code, state.fenced) == (0, False)
+
+
+@STRONGEST_SANDBOX
+@pytest.mark.parametrize("since", [None, -100.0])
+def test_attempt_without_a_valid_lease_never_runs(testbed: LauncherTestbed, since: float | None) -> None:
+    """A controller that was paused between its last renewal and the start must not start anything."""
+    lease = AttemptLease(testbed.root / "lease", lasts_s=10.0)
+    if since is not None:
+        lease.renew(boot_seconds() + since)
+    launch = testbed.launch("open('ran', 'w')")
+
+    testbed.launcher(lease=lease.path).start(launch)
+
+    assert testbed.end().fenced
+    assert not (launch.directory / "code" / "ran").exists()
 
 
 @STRONGEST_SANDBOX
@@ -333,7 +378,7 @@ def test_forgotten_attempt_is_killed_and_gone(testbed: LauncherTestbed) -> None:
 
     testbed.launcher().delete(ATTEMPT)
 
-    assert not processes_mentioning(word)
+    testbed.assert_ended(word)
     assert not launch.directory.exists()
     assert os.listdir(testbed.control) == []
     assert (kept / "file").exists()

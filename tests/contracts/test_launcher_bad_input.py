@@ -1,4 +1,4 @@
-"""The Launcher contract, fourth part: misbehaving code ends with a clear reason, and leaves nothing behind."""
+"""The Launcher contract, part four: misbehaving code ends with a clear reason, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -48,6 +48,7 @@ def test_one_rank_that_fails_is_named_with_its_cause(
     testbed.assert_nothing_is_left()
 
 
+@pytest.mark.slow
 def test_script_that_removes_its_own_directory_continues(testbed: LauncherTestbed) -> None:
     script = """
 import os, shutil, time
@@ -72,6 +73,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.slow
 @STRONGEST_SANDBOX
 @pytest.mark.parametrize(
     ("deed", "reason"),
@@ -80,7 +82,9 @@ time.sleep(600)
         ("raise ValueError('bad column')", "Rank 1: exit code 1: ValueError: bad column"),
     ],
 )
-def test_torchruns_victims_are_not_blamed(testbed: LauncherTestbed, deed: str, reason: str) -> None:
+def test_ranks_that_torchrun_terminated_are_not_blamed(
+    testbed: LauncherTestbed, deed: str, reason: str
+) -> None:
     if importlib.util.find_spec("torch") is None:
         pytest.skip("torch is not installed")
     launch = testbed.launch(VICTIMS.format(deed=deed), framework="torch", processes=2, grace_s=5)
@@ -134,7 +138,7 @@ time.sleep(600)
 """
 
 
-def test_whoever_ignores_every_signal_in_sessions_of_its_own_is_killed(testbed: LauncherTestbed) -> None:
+def test_process_that_ignores_signals_in_its_own_session_is_killed(testbed: LauncherTestbed) -> None:
     testbed.launcher().start(testbed.launch(STUBBORN))
     eventually(lambda: testbed.log().count(b"up") == 4, within=20)
 
@@ -144,6 +148,7 @@ def test_whoever_ignores_every_signal_in_sessions_of_its_own_is_killed(testbed: 
     testbed.assert_nothing_is_left()
 
 
+@pytest.mark.slow
 @STRONGEST_SANDBOX
 def test_a_gigabyte_of_output_costs_neither_memory_nor_much_time(testbed: LauncherTestbed) -> None:
     script = """
@@ -175,7 +180,7 @@ def resident(pid: int) -> int:
 
 
 @STRONGEST_SANDBOX
-def test_endless_line_of_binary_is_kept_and_is_no_reason(testbed: LauncherTestbed) -> None:
+def test_endless_binary_line_is_kept_in_the_log_but_not_in_the_reason(testbed: LauncherTestbed) -> None:
     script = """
 import os
 for _ in range(200):
@@ -194,7 +199,7 @@ os._exit(3)
 
 
 @STRONGEST_SANDBOX
-def test_very_long_exception_is_cut(testbed: LauncherTestbed) -> None:
+def test_very_long_exception_is_truncated(testbed: LauncherTestbed) -> None:
     state = testbed.run("raise ValueError('x' * 1_000_000)")
 
     assert state.reason is not None
@@ -202,7 +207,7 @@ def test_very_long_exception_is_cut(testbed: LauncherTestbed) -> None:
     assert len(state.reason) <= 300
 
 
-def test_closed_output_is_no_end(testbed: LauncherTestbed) -> None:
+def test_closed_output_does_not_end_the_attempt(testbed: LauncherTestbed) -> None:
     script = """
 import os, time
 for number in range(3):
@@ -231,7 +236,7 @@ subprocess.run(['sh', '-c', 'echo two > /dev/stdout; echo three > /proc/self/fd/
 
 @pytest.mark.parametrize(
     "testbed", ["bubblewrap", "uid"], indirect=True
-)  # else it would reach the tests themselves
+)  # or it would reach the tests themselves
 def test_script_that_kills_all_it_can_reach_ends(testbed: LauncherTestbed) -> None:
     state = testbed.run("import os, signal, time; os.kill(-1, signal.SIGKILL); time.sleep(600)")
 
@@ -243,7 +248,7 @@ def test_script_that_kills_all_it_can_reach_ends(testbed: LauncherTestbed) -> No
 def test_script_that_kills_its_parent_ends(testbed: LauncherTestbed) -> None:
     state = testbed.run("import os, signal, time; os.kill(os.getppid(), signal.SIGKILL); time.sleep(1)")
 
-    # As another uid, it is the first process of a process list of its own, which its children cannot kill.
+    # As another uid, it is PID 1 of its own PID namespace, which its children cannot kill.
     expected = (0, None) if testbed.sandbox.mechanism == "uid" else (None, signal.SIGKILL)
     assert (state.exit_code, state.signal) == expected
     testbed.assert_nothing_is_left()

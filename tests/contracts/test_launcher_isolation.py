@@ -1,4 +1,4 @@
-"""The Launcher contract, second part: gangs, logs, the environment, and the isolation of user code."""
+"""The Launcher contract, part two: gangs, logs, the environment, and the isolation of user code."""
 
 from __future__ import annotations
 
@@ -61,6 +61,7 @@ if fails:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("testbed", ["bubblewrap", "landlock-shared", "same-uid"], indirect=True)
 def test_torch_processes_reduce_together_without_a_network(testbed: LauncherTestbed) -> None:
     if importlib.util.find_spec("torch") is None:
@@ -73,6 +74,7 @@ def test_torch_processes_reduce_together_without_a_network(testbed: LauncherTest
     assert {path.name: path.read_text() for path in outputs.iterdir()} == {"0": "3.0", "1": "3.0"}
 
 
+@pytest.mark.slow
 @STRONGEST_SANDBOX
 def test_torch_reason_names_the_rank_that_failed(testbed: LauncherTestbed) -> None:
     if importlib.util.find_spec("torch") is None:
@@ -84,7 +86,7 @@ def test_torch_reason_names_the_rank_that_failed(testbed: LauncherTestbed) -> No
 
 
 @STRONGEST_SANDBOX
-def test_loopback_has_its_name_without_a_network(testbed: LauncherTestbed) -> None:
+def test_localhost_resolves_without_a_network(testbed: LauncherTestbed) -> None:
     script = """
 import socket
 for name in ("localhost", socket.gethostname()):
@@ -111,7 +113,7 @@ raise ValueError("after 300 MB")
 
     state = testbed.run(script)
 
-    size = (testbed.control / "job_1%2F1" / "log").stat().st_size
+    size = testbed.log_file().stat().st_size
     assert 256 << 20 < size < (256 << 20) + (1 << 20)
     assert state.reason == "Exit code 1: ValueError: after 300 MB"
     end = testbed.launcher().log(ATTEMPT, offset=256 << 20, limit=1 << 20)
@@ -133,7 +135,7 @@ def test_log_keeps_bytes_as_they_are(testbed: LauncherTestbed) -> None:
 # -------------------------------------------------------------------------------------------------- isolation
 
 
-def test_environment_is_what_was_given_and_what_the_launcher_decides(
+def test_environment_has_the_given_and_the_launchers_variables_only(
     testbed: LauncherTestbed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FALAJ_TOKEN", "secret-8c1f")
@@ -164,7 +166,7 @@ def test_environment_is_what_was_given_and_what_the_launcher_decides(
 
 
 @STRONGEST_SANDBOX
-def test_no_gpu_is_visible_unless_it_was_given(testbed: LauncherTestbed) -> None:
+def test_no_gpu_is_visible_unless_assigned(testbed: LauncherTestbed) -> None:
     testbed.run("import os; print(repr(os.environ['CUDA_VISIBLE_DEVICES']))", gpus=())
 
     assert testbed.log() == b"''\n"

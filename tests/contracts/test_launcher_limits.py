@@ -1,4 +1,4 @@
-"""The Launcher contract, third part: limits of resources, and the detection of hangs."""
+"""The Launcher contract, part three: resource limits, and the detection of hangs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ import os, sys, time
 os.makedirs('../outputs/checkpoints', exist_ok=True)
 for number in range(int(sys.argv[1])):
     with open(f'../outputs/checkpoints/{number}', 'wb') as file:
-        file.write(os.urandom(1 << 20))
+        os.posix_fallocate(file.fileno(), 0, 1 << 20)
 print('up', flush=True)
 time.sleep(600)
 """
@@ -30,7 +30,7 @@ time.sleep(600)
 # --------------------------------------------------------------------------------------------------- disk
 
 
-def test_full_quota_ends_it_and_names_what_filled_it(testbed: LauncherTestbed) -> None:
+def test_full_disk_quota_ends_the_attempt_and_names_the_largest_folder(testbed: LauncherTestbed) -> None:
     state = testbed.run(FILL, "24", disk_bytes=8 * MIB)
 
     assert state.exit_code is None
@@ -48,6 +48,7 @@ def test_one_file_cannot_outgrow_the_quota(testbed: LauncherTestbed) -> None:
     assert state.reason.startswith("Exit code 1 (its disk quota: no file may have more than 8 MiB): OSError")
 
 
+@pytest.mark.slow
 @STRONGEST_SANDBOX
 @pytest.mark.parametrize("given", ["inputs/rows", "code/weights"])
 def test_attempt_within_its_quota_succeeds_and_inputs_do_not_count(
@@ -80,8 +81,9 @@ time.sleep(600)
     assert state.reason.endswith("of 8 MiB, most of it in files that were removed and are still open")
 
 
+@pytest.mark.slow
 @STRONGEST_SANDBOX
-def test_too_many_empty_files_end_it(testbed: LauncherTestbed) -> None:
+def test_too_many_empty_files_end_the_attempt(testbed: LauncherTestbed) -> None:
     script = """
 import time
 for number in range(11_000):
@@ -111,8 +113,8 @@ print([os.statvfs(path).f_blocks * os.statvfs(path).f_frsize >> 20 for path in (
 def test_memory_is_for_all_processes_together(testbed: LauncherTestbed) -> None:
     script = """
 import os, resource
-room = os.statvfs('/dev/shm')
-print(f"{resource.getrlimit(resource.RLIMIT_DATA)[0] >> 20} {room.f_blocks * room.f_frsize >> 20}\\n", end="")
+shm = os.statvfs('/dev/shm')
+print(f"{resource.getrlimit(resource.RLIMIT_DATA)[0] >> 20} {shm.f_blocks * shm.f_frsize >> 20}\\n", end="")
 """
 
     testbed.run(script, memory_bytes=1024 * MIB, processes=4)
@@ -120,9 +122,70 @@ print(f"{resource.getrlimit(resource.RLIMIT_DATA)[0] >> 20} {room.f_blocks * roo
     assert testbed.log() == b"256 1024\n" * 4
 
 
+SHARED_MAPPING = """
+import mmap, time
+held = mmap.mmap(-1, 200 << 20)
+for _ in range(200):
+    held.write(b"x" * (1 << 20))
+time.sleep(30)
+"""
+MEMFD = """
+import os, time
+held = os.memfd_create("held")
+for _ in range(200):
+    os.write(held, bytes(1 << 20))
+time.sleep(30)
+"""
+SHARED_MEMORY_FILE = """
+import os, time
+with open(f"/dev/shm/held-{os.getpid()}", "w+b") as held:
+    os.unlink(held.name)
+    for _ in range(200):
+        held.write(bytes(1 << 20))
+    held.flush()
+    time.sleep(30)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "script", [SHARED_MAPPING, MEMFD, SHARED_MEMORY_FILE], ids=["mapping", "memfd", "file"]
+)
+def test_shared_memory_that_no_process_limit_refuses_is_counted(
+    testbed: LauncherTestbed, script: str
+) -> None:
+    state = testbed.run(script, memory_bytes=150 * MIB)
+
+    # A sandbox of its own may also refuse what does not fit into its /dev/shm.
+    assert (state.reason or "").startswith(
+        "It used more memory than it may: "
+    ) or b"No space left" in testbed.log()
+    assert any("shared mappings and memfd are not refused" in limit for limit in state.limits)
+
+
+@pytest.mark.slow
 @STRONGEST_SANDBOX
-def test_when_the_volume_runs_short_the_attempt_that_holds_most_gives_way(testbed: LauncherTestbed) -> None:
-    reserve = {"reserve_bytes": free_bytes(testbed.root) + (1 << 40)}  # always short
+def test_mapped_files_do_not_count_as_memory(testbed: LauncherTestbed) -> None:
+    script = """
+import mmap, time
+with open("rows", "wb") as file:
+    for _ in range(200):
+        file.write(bytes(1 << 20))
+with open("rows", "rb") as file:
+    rows = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    assert sum(rows[at] for at in range(0, len(rows), 4096)) == 0
+    time.sleep(3)
+"""
+
+    state = testbed.run(script, memory_bytes=150 * MIB)
+
+    assert (state.exit_code, state.reason) == (0, None)
+
+
+@pytest.mark.slow
+@STRONGEST_SANDBOX
+def test_full_volume_stops_the_attempt_that_uses_most(testbed: LauncherTestbed) -> None:
+    reserve = {"reserve_bytes": free_bytes(testbed.root) + (1 << 40)}  # the volume is always short
     for name, size in (("large/1", "120"), ("small/1", "80")):
         testbed.launcher(**reserve).start(testbed.launch(FILL, size, attempt=name))
         testbed.wait_for(b"up", name)
@@ -136,11 +199,12 @@ def test_when_the_volume_runs_short_the_attempt_that_holds_most_gives_way(testbe
     assert "80 MiB" in state.reason
 
 
+@pytest.mark.slow
 @STRONGEST_SANDBOX
-def test_inputs_that_the_platform_gave_do_not_make_an_attempt_the_one_that_gives_way(
+def test_platform_inputs_do_not_count_when_choosing_the_attempt_to_stop(
     testbed: LauncherTestbed,
 ) -> None:
-    reserve = {"reserve_bytes": free_bytes(testbed.root) + (1 << 40)}  # always short
+    reserve = {"reserve_bytes": free_bytes(testbed.root) + (1 << 40)}  # the volume is always short
     innocent = testbed.launch(FILL, "1", attempt="innocent/1")
     (innocent.directory / "inputs" / "rows").write_bytes(os.urandom(160 * MIB))
     testbed.launcher(**reserve).start(innocent)
@@ -187,11 +251,12 @@ def test_state_reports_how_limits_are_enforced(testbed: LauncherTestbed) -> None
     assert {word.partition(":")[0] for word in state.limits} >= {"memory", "pids", "disk"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("testbed", ["same-uid"], indirect=True)
 def test_ranks_start_in_cgroups_of_their_own_and_oom_kills_are_reported_by_rank(
     testbed: LauncherTestbed,
 ) -> None:
-    """On plain files in the place of cgroups: tests/unit/drivers/processes/test_cgroup.py has the real ones."""
+    """On plain files instead of cgroups; tests/unit/drivers/processes/test_cgroup.py has the real ones."""
     parent = testbed.root / "cgroup"
     parent.mkdir()
     for name, text in (("controllers", "memory pids"), ("subtree_control", "memory pids"), ("procs", "")):
@@ -214,13 +279,13 @@ os.kill(os.getpid(), signal.SIGKILL)
     testbed.launcher(cgroup=parent).start(launch)
 
     state = testbed.end()
-    assert state.limits == ("memory: cgroup", "pids: cgroup")
+    assert state.limits == ("memory: 1 GiB by cgroup", "pids: cgroup")
     assert state.reason == (
         "Rank 1: killed by SIGKILL; it ran out of memory: all processes together may have 1 GiB"
     ), testbed.log()
 
 
-def test_use_is_measured(testbed: LauncherTestbed) -> None:
+def test_resource_usage_is_measured(testbed: LauncherTestbed) -> None:
     script = """
 import time
 held = bytearray(50 << 20)
@@ -238,7 +303,7 @@ while time.process_time() < 0.3:
 # -------------------------------------------------------------------------------------------------- hangs
 
 
-def test_silence_ends_it_with_the_stack_in_the_log(testbed: LauncherTestbed) -> None:
+def test_silence_ends_the_attempt_with_the_stack_in_the_log(testbed: LauncherTestbed) -> None:
     script = """
 import time
 def wait_for_godot():
@@ -261,8 +326,9 @@ wait_for_godot()
     ]
 
 
+@pytest.mark.slow
 @STRONGEST_SANDBOX
-def test_rank_that_stops_beating_is_named_while_others_print_and_beat(testbed: LauncherTestbed) -> None:
+def test_rank_without_heartbeat_is_named_while_others_print_and_beat(testbed: LauncherTestbed) -> None:
     script = """
 import os, time
 rank, folder = os.environ['FALAJ_RANK'], os.environ['FALAJ_HEARTBEAT']
@@ -281,7 +347,8 @@ time.sleep(600)
         assert f"[falaj: rank {rank}, process ".encode() in testbed.log()
 
 
-def test_rank_that_is_gone_is_not_taken_for_hung(testbed: LauncherTestbed) -> None:
+@pytest.mark.slow
+def test_ended_rank_is_not_reported_as_hung(testbed: LauncherTestbed) -> None:
     script = """
 import os, time
 rank, folder = os.environ['FALAJ_RANK'], os.environ['FALAJ_HEARTBEAT']
@@ -313,11 +380,12 @@ time.sleep(600)
     assert state.reason.startswith("It hung: ")
 
 
+@pytest.mark.slow
 @STRONGEST_SANDBOX
 @pytest.mark.parametrize(
     "life", ["print('.', flush=True)", "open(os.environ['FALAJ_HEARTBEAT'] + '/any', 'w').close()"]
 )
-def test_whoever_shows_life_is_left_alone(testbed: LauncherTestbed, life: str) -> None:
+def test_attempt_with_heartbeats_is_not_stopped(testbed: LauncherTestbed, life: str) -> None:
     script = f"import os, time\nfor _ in range(20):\n    {life}\n    time.sleep(0.15)"
 
     state = testbed.run(script, hang_s=1.5)
@@ -334,7 +402,7 @@ def test_hang_of_a_program_without_python_shows_the_kernel_stack(testbed: Launch
 
 
 @STRONGEST_SANDBOX
-def test_the_users_own_sitecustomize_and_path_stay(testbed: LauncherTestbed) -> None:
+def test_sitecustomize_and_path_of_the_user_are_kept(testbed: LauncherTestbed) -> None:
     launch = testbed.launch(
         "import os, sys; print(sys.hello, [path for path in sys.path if 'heartbeat' in path])",
         environment={"PYTHONPATH": "."},
@@ -366,6 +434,7 @@ dist.all_reduce(torch.zeros(1))
 """
 
 
+@pytest.mark.slow
 @STRONGEST_SANDBOX
 def test_rank_that_the_others_wait_for_is_the_one_that_hung(testbed: LauncherTestbed) -> None:
     if importlib.util.find_spec("torch") is None:

@@ -15,7 +15,7 @@ from falaj.errors import InvalidInput
 from falaj.ports.launcher import Launch
 from launcher_testbed import STRONGEST_SANDBOX, LauncherTestbed
 
-# Beside its report it tells what it was given.
+# Beside its report it writes its arguments.
 PRETENDED = """#!/bin/sh
 output=
 for word in "$@"; do
@@ -37,7 +37,7 @@ LAUNCH = Launch("job_1/1", Path("/jobs/1"), ["python", "train.py"], nsys=True)
 
 @pytest.fixture
 def installed(testbed: LauncherTestbed, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """On the path by a link, as its packages have it."""
+    """Put the fake nsys on the path by a symbolic link, as its packages do."""
     program = testbed.root / "nsight" / "bin" / "nsys"
     program.parent.mkdir(parents=True)
     program.write_text(PRETENDED)
@@ -50,26 +50,26 @@ def installed(testbed: LauncherTestbed, monkeypatch: pytest.MonkeyPatch) -> Path
 
 
 @pytest.mark.usefixtures("installed")
-def test_ranks_run_under_it_and_leave_their_reports(testbed: LauncherTestbed) -> None:
+def test_ranks_run_under_nsys_and_leave_their_reports(testbed: LauncherTestbed) -> None:
     state = testbed.run(SCRIPT, "given", "0", nsys=True, processes=2)
 
     outputs = testbed.root / "attempts" / "job_1-1" / "outputs"
     assert state.exit_code == 0, testbed.log()
     assert testbed.log().splitlines() == [b"1 given", b"1 given"]
     assert sorted(path.name for path in outputs.iterdir()) == ["rank-0.nsys-rep", "rank-1.nsys-rep"]
-    told = (outputs / "rank-1.nsys-rep").read_text().splitlines()
-    assert told[0] == "profile"
-    assert told[-4:] == [testbed.sandbox.facts.python, "script.py", "given", "0"]
+    arguments = (outputs / "rank-1.nsys-rep").read_text().splitlines()
+    assert arguments[0] == "profile"
+    assert arguments[-4:] == [testbed.sandbox.facts.python, "script.py", "given", "0"]
 
 
 @STRONGEST_SANDBOX
 @pytest.mark.usefixtures("installed")
-def test_failure_under_it_is_the_jobs_own(testbed: LauncherTestbed) -> None:
+def test_failure_under_nsys_is_reported_as_the_jobs(testbed: LauncherTestbed) -> None:
     assert testbed.run(SCRIPT, "given", "3", nsys=True).exit_code == 3
 
 
 @STRONGEST_SANDBOX
-def test_machine_without_it_refuses_and_says_what_to_do(
+def test_machine_without_nsys_refuses_with_a_fix(
     testbed: LauncherTestbed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
@@ -87,7 +87,7 @@ def test_machine_without_it_refuses_and_says_what_to_do(
     assert testbed.launcher().state(launch.attempt).phase == "unknown"
 
 
-def test_it_is_found_where_its_packages_put_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nsys_is_found_where_its_packages_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
     program = tmp_path / "opt/nvidia/nsight-systems-cli/2026.1/bin/nsys"
     program.parent.mkdir(parents=True)
@@ -108,7 +108,7 @@ def test_program_that_starts_the_ranks_has_one_report_for_all() -> None:
     assert f"--local-addr={LOOPBACK}" in only["command"]
 
 
-def test_launch_that_does_not_ask_is_left_alone() -> None:
+def test_launch_without_profiling_does_not_use_nsys() -> None:
     launch = replace(LAUNCH, nsys=False)
     ranks = plan_ranks(launch)
 

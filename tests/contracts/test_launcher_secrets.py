@@ -1,4 +1,4 @@
-"""The Launcher contract, fifth part: secrets reach the code and nothing else."""
+"""The Launcher contract, part five: secrets reach the code and nothing else."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_secrets_reach_the_code_and_nothing_else(testbed: LauncherTestbed) -> No
         assert SECRET.encode() not in path.read_bytes(), path
 
 
-def test_secrets_are_on_no_command_line_and_in_no_environment_of_ours(testbed: LauncherTestbed) -> None:
+def test_secrets_are_in_no_command_line_and_no_platform_environment(testbed: LauncherTestbed) -> None:
     launch = testbed.launch(
         "import time; print('up', flush=True); time.sleep(600)", secrets={"TOKEN": SECRET}
     )
@@ -52,7 +52,7 @@ def test_secrets_are_on_no_command_line_and_in_no_environment_of_ours(testbed: L
 
 @STRONGEST_SANDBOX
 @pytest.mark.parametrize(("name", "value"), [("A=B", SECRET), ("", SECRET), ("TOKEN", SECRET + "\0")])
-def test_secret_that_is_no_variable_is_refused_without_being_shown(
+def test_secret_with_an_invalid_variable_name_is_refused_without_showing_it(
     testbed: LauncherTestbed, name: str, value: str
 ) -> None:
     with pytest.raises(InvalidInput) as refused:
@@ -63,7 +63,7 @@ def test_secret_that_is_no_variable_is_refused_without_being_shown(
 
 @STRONGEST_SANDBOX
 @pytest.mark.parametrize("sent", [b"", b'{"TOKEN": "s3cr3t-8c1'])
-def test_shim_whose_secrets_did_not_come_whole_starts_nothing_and_another_start_does(
+def test_shim_with_truncated_secrets_starts_nothing_and_a_second_start_works(
     testbed: LauncherTestbed, sent: bytes
 ) -> None:
     launch = testbed.launch("import os; print(len(os.environ['TOKEN']))", secrets={"TOKEN": SECRET})
@@ -72,9 +72,7 @@ def test_shim_whose_secrets_did_not_come_whole_starts_nothing_and_another_start_
     write_json(folder.launch, AttemptSpec(launch, testbed.sandbox, 1 << 20).to_json())
     supervisor = [sys.executable, "-m", "falaj.drivers.processes.supervisor", str(folder.path)]
 
-    done = subprocess.run(
-        supervisor, input=sent, capture_output=True
-    )  # as when its caller is killed meanwhile
+    done = subprocess.run(supervisor, input=sent, capture_output=True)  # as if its caller were killed
 
     assert done.returncode == 1
     assert b"s3cr3t" not in done.stdout + done.stderr
@@ -93,7 +91,7 @@ def test_secret_cannot_override_visible_gpus(testbed: LauncherTestbed) -> None:
     assert testbed.log() == b"['', '7']\n"
 
 
-def test_no_core_of_a_process_with_secrets_is_written(testbed: LauncherTestbed) -> None:
+def test_no_core_dump_of_a_process_with_secrets_is_written(testbed: LauncherTestbed) -> None:
     script = "import resource; print(resource.getrlimit(resource.RLIMIT_CORE))"
 
     testbed.run(script, secrets={"TOKEN": SECRET})
@@ -108,6 +106,6 @@ def test_values_are_hidden_where_the_whole_environment_is_printed(testbed: Launc
 
     testbed.run(script, secrets={"TOKEN": odd})
 
-    said = testbed.log()
-    assert said.count(b"***") == 2, said
-    assert b"rd" + rb"\ttoken" not in said
+    logged = testbed.log()
+    assert logged.count(b"***") == 2, logged
+    assert b"rd" + rb"\ttoken" not in logged

@@ -1,4 +1,4 @@
-"""What every OnlineStore keeps to."""
+"""The OnlineStore contract."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import pyarrow as pa
 import pytest
 
 from falaj.drivers.lmdb.online import LmdbOnlineStore
-from falaj.ports.online import EntityKey, OnlineStore, ViewName
+from falaj.errors import Damaged
+from falaj.ports.online import MAX_VALUE_BYTES, EntityKey, OnlineStore, ViewName
 
 TRIPS = ViewName("trips")
 MORNING, NOON = 1_000, 2_000
@@ -57,7 +58,7 @@ def test_within_one_write_the_newest_event_counts(store: OnlineStore) -> None:
     assert read(store, "d1") == [b"9"]
 
 
-def test_of_one_event_time_the_later_write_counts(store: OnlineStore) -> None:
+def test_at_equal_event_times_the_later_write_counts(store: OnlineStore) -> None:
     store.write(TRIPS, rows(("d1", NOON, b"first")))
     store.write(TRIPS, rows(("d1", NOON, b"corrected")))
 
@@ -79,7 +80,7 @@ def test_keys_may_be_long(store: OnlineStore) -> None:
     assert read(store, long, longer) == [b"long", b"longer"]
 
 
-def test_nothing_is_nothing(store: OnlineStore) -> None:
+def test_empty_reads_and_writes_are_allowed(store: OnlineStore) -> None:
     assert store.write(TRIPS, rows()) == 0
     assert read(store) == []
 
@@ -91,7 +92,7 @@ def test_the_store_grows(store: OnlineStore) -> None:
     assert read(store, "d0", "d2999") == [bytes(1000)] * 2
 
 
-def test_reads_go_on_while_the_store_grows(store: OnlineStore) -> None:
+def test_reads_continue_while_the_store_grows(store: OnlineStore) -> None:
     store.write(TRIPS, rows(("d1", NOON, b"here")))
     stop, wrong = threading.Event(), list[object]()
 
@@ -122,3 +123,32 @@ def test_a_second_opener_sees_what_the_first_wrote(store: OnlineStore, tmp_path:
     assert read(second, "d1") == [b"one"]
     second.close()
     assert read(store, "d1") == [b"one"]
+
+
+def test_a_view_that_was_never_written_is_damaged_not_empty(store: OnlineStore) -> None:
+    store.write(TRIPS, rows(("d1", NOON, b"one")))
+    store.write(ViewName("empty"), rows())
+
+    assert read(store, "d1", view=ViewName("empty")) == [None]
+    with pytest.raises(Damaged) as caught:
+        read(store, "d1", view=ViewName("lost"))
+    assert "doctor --repair" in (caught.value.faults[0].fix or "")
+
+
+def test_keys_between_others_are_linked(store: OnlineStore) -> None:
+    for keys in (["d5", "d1"], ["d3"], ["d0", "d2", "d4", "d6", "d6"], ["d1", "d9"]):
+        store.write(TRIPS, rows(*((key, NOON, key.encode()) for key in keys)))
+
+    store.check()
+    assert read(store, *(f"d{number}" for number in range(10))) == [
+        b"d0", b"d1", b"d2", b"d3", b"d4", b"d5", b"d6", None, None, b"d9",
+    ]  # fmt: skip
+
+
+def test_a_value_may_be_large(store: OnlineStore) -> None:
+    large = bytes(MAX_VALUE_BYTES)
+
+    store.write(TRIPS, rows(("d1", NOON, large)))
+
+    assert read(store, "d1") == [large]
+    store.check()

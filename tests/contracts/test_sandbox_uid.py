@@ -1,4 +1,4 @@
-"""What the uid sandbox verifies before it starts anything, since file modes are all that hides a file."""
+"""The uid sandbox verifies file modes before it starts anything, since they alone hide files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from falaj.drivers.sandbox import UidSandbox
 from falaj.errors import IsolationRefused
 from falaj.ports.sandbox import UserCode
-from sandbox_ground import machine
+from sandbox_testbed import machine
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def uid_sandbox() -> UidSandbox:
     ("home_mode", "key_mode", "named"),
     [(0o755, 0o644, "root.key"), (0o711, 0o604, "root.key"), (0o755, 0o600, "home"), (0o711, 0o600, "home")],
 )
-def test_uid_refuses_to_start_beside_an_open_hidden_path(
+def test_uid_sandbox_refuses_to_start_when_a_hidden_path_is_readable(
     uid_sandbox: UidSandbox, home_mode: int, key_mode: int, named: str
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
@@ -45,7 +45,7 @@ def test_uid_refuses_to_start_beside_an_open_hidden_path(
         assert job.stat().st_uid == 0
 
 
-def test_uid_names_the_folder_that_bars_the_way_to_the_job(uid_sandbox: UidSandbox) -> None:
+def test_uid_sandbox_names_the_folder_that_blocks_access_to_the_job(uid_sandbox: UidSandbox) -> None:
     with tempfile.TemporaryDirectory() as folder:
         job = Path(folder, "job")
         job.mkdir()

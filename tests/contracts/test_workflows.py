@@ -1,4 +1,4 @@
-"""What every workflow engine does: one suite, on SQLite and on PostgreSQL."""
+"""The workflow engine contract, on SQLite and on PostgreSQL."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from polling import eventually
 
 
 class Counting:
-    """Workflows that say how often each step ran."""
+    """Workflows that record how often each step ran."""
 
     def __init__(self) -> None:
         self.ran: list[str] = []
@@ -57,6 +57,7 @@ def end_of(engine: WorkflowEngine, ident: str) -> WorkflowOutcome:
     return eventually(lambda: engine.outcome(ident), within=10)
 
 
+@pytest.mark.slow
 def test_a_workflow_runs_its_steps_and_ends_with_its_result(
     engine: WorkflowEngine, counting: Counting
 ) -> None:
@@ -76,7 +77,7 @@ def test_the_same_id_is_started_once(engine: WorkflowEngine, counting: Counting)
     assert counting.ran == ["double", "increase"]
 
 
-def test_a_refusal_ends_it_in_words(engine: WorkflowEngine) -> None:
+def test_a_refusal_ends_it_with_its_message(engine: WorkflowEngine) -> None:
     engine.start("w1", "refuse", {})
 
     assert end_of(engine, "w1") == WorkflowOutcome(result=None, error="the rules say no")
@@ -106,6 +107,7 @@ engine.close()
 """
 
 
+@pytest.mark.slow
 def test_killed_first_start_leaves_no_partial_database(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'workflows.db'}"
     for wait_s in (0.0, 0.05, 0.1, 0.2, 0.3):
@@ -123,7 +125,7 @@ def test_killed_first_start_leaves_no_partial_database(tmp_path: Path) -> None:
     assert "done" in ended.stdout, ended.stderr
 
 
-def test_a_run_that_was_started_under_an_earlier_name_is_taken_up(tmp_path: Path, counting: Counting) -> None:
+def test_a_run_started_under_an_earlier_name_continues(tmp_path: Path, counting: Counting) -> None:
     engine = DbosWorkflows(f"sqlite:///{tmp_path}/workflows.db")
     engine.launch({"blobs.copy": counting.tell})
 

@@ -1,4 +1,4 @@
-"""Every framework really trains, on two processes or more, as a job of a real platform."""
+"""Every framework trains on two processes or more, as a job of a real platform."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-from framework_ground import Ground, Trained
+from framework_testbed import FrameworkTestbed, Trained
 from launcher_testbed import processes_mentioning
 from polling import eventually
 
-pytestmark = pytest.mark.timeout(1800)  # the first run installs
+pytestmark = pytest.mark.timeout(1800)  # the first run installs the framework
 
-MakeGround = Callable[..., Ground]
+MakeTestbed = Callable[..., FrameworkTestbed]
 
 
 def learned(trained: Trained, *, world: int = 2, ranks: int = 2) -> None:
-    """Every rank saw the others, the loss fell, and all have learned the same: the slopes 1, 2, 3, 4."""
+    """Check that every rank saw the others, the loss fell, and all learned the slopes 1, 2, 3, 4."""
     assert [each["world"] for each in trained.ranks] == [world] * ranks
     for each in trained.ranks:
         assert each["losses"][-1] < each["losses"][0] / 100, each["losses"]
@@ -28,7 +28,7 @@ def learned(trained: Trained, *, world: int = 2, ranks: int = 2) -> None:
 
 
 def same_trees(trained: Trained) -> None:
-    """The loss fell, and both ranks have the same model of the rows of both."""
+    """Check that the loss fell, and that both ranks have the same model of all rows."""
     first, second = trained.ranks
     assert (first["world"], second["world"]) == (2, 2)
     assert first["losses"][-1] < first["losses"][0] / 3, first["losses"]
@@ -56,9 +56,9 @@ EXAMPLES: dict[str, tuple[str | None, str, dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_two_processes_train_one_model(ground: MakeGround, name: str) -> None:
+def test_two_processes_train_one_model(make_testbed: MakeTestbed, name: str) -> None:
     where, example, options, package = EXAMPLES[name]
-    there = ground(*([where] if where else []))
+    there = make_testbed(*([where] if where else []))
 
     trained = there.train(example, environment=where, **options)
 
@@ -66,8 +66,8 @@ def test_two_processes_train_one_model(ground: MakeGround, name: str) -> None:
     assert package in trained.packages.replace("_", "-")
 
 
-def test_tensorflow_with_parameter_servers_trains_asynchronously(ground: MakeGround) -> None:
-    there = ground("tensorflow")
+def test_tensorflow_with_parameter_servers_trains_asynchronously(make_testbed: MakeTestbed) -> None:
+    there = make_testbed("tensorflow")
     roles = {"chief": 1, "worker": 2, "ps": 1}
 
     trained = there.train(
@@ -78,8 +78,8 @@ def test_tensorflow_with_parameter_servers_trains_asynchronously(ground: MakeGro
     assert trained.logged == {"loss": 400}
 
 
-def test_mxnet_with_more_servers(ground: MakeGround) -> None:
-    there = ground("mxnet")
+def test_mxnet_with_more_servers(make_testbed: MakeTestbed) -> None:
+    there = make_testbed("mxnet")
 
     trained = there.train(
         "mxnet_servers.py",
@@ -92,23 +92,23 @@ def test_mxnet_with_more_servers(ground: MakeGround) -> None:
     learned(trained)
 
 
-def test_xgboost_boosts_over_both_ranks_rows(ground: MakeGround) -> None:
-    trained = ground().train("xgboost_workers.py", framework="xgboost", processes=2)
+def test_xgboost_boosts_over_both_ranks_rows(make_testbed: MakeTestbed) -> None:
+    trained = make_testbed().train("xgboost_workers.py", framework="xgboost", processes=2)
 
     same_trees(trained)
     assert trained.logged == {"loss": 30}
 
 
-def test_lightgbm_boosts_over_both_ranks_rows(ground: MakeGround) -> None:
-    trained = ground("trees").train(
+def test_lightgbm_boosts_over_both_ranks_rows(make_testbed: MakeTestbed) -> None:
+    trained = make_testbed("trees").train(
         "lightgbm_machines.py", environment="trees", framework="lightgbm", processes=2
     )
 
     same_trees(trained)
 
 
-def test_scikit_learn_searches_with_as_many_processes_as_it_has_cores(ground: MakeGround) -> None:
-    trained = ground().train("sklearn_search.py", cpus=2)
+def test_scikit_learn_searches_with_as_many_processes_as_it_has_cores(make_testbed: MakeTestbed) -> None:
+    trained = make_testbed().train("sklearn_search.py", cpus=2)
 
     (found,) = trained.ranks
     assert found["world"] == 2
@@ -116,19 +116,19 @@ def test_scikit_learn_searches_with_as_many_processes_as_it_has_cores(ground: Ma
     assert found["best"] == {"max_depth": 12}
 
 
-def test_torch_goes_on_with_fewer_when_an_agent_is_killed(ground: MakeGround) -> None:
-    there = ground()
+def test_torch_continues_with_fewer_processes_when_an_agent_is_killed(make_testbed: MakeTestbed) -> None:
+    there = make_testbed()
     job = there.submit("torch_elastic.py", framework="torch", processes=3, processes_min=2, args=("2000",))
-    said = lambda: b"".join(there.platform.jobs.logs(job.id))  # noqa: E731
+    log = lambda: b"".join(there.platform.jobs.logs(job.id))  # noqa: E731
     saved = there.folder / "home" / "jobs" / job.id / "1" / "code" / "saved.pt"
     eventually(saved.exists, within=120)
     agents = [pid for pid in processes_mentioning(f"{job.id}/1/.falaj-rendezvous") if is_agent(pid)]
 
-    os.kill(agents[0], signal.SIGKILL)  # with it goes the host of the rendezvous, if it had one
+    os.kill(agents[0], signal.SIGKILL)  # it also hosted the rendezvous, unless that runs elsewhere
 
     trained = there.end(job)
     assert len(agents) == 3
-    assert said().count(b"was lost (signal 9); the others continue") == 1
+    assert log().count(b"was lost (signal 9); the others continue") == 1
     assert [each["world"] for each in trained.ranks] == [2, 2]
     assert all(each["began"] > 0 for each in trained.ranks)
     assert trained.ranks[0]["weights"] == pytest.approx([1, 2, 3, 4], abs=0.05)

@@ -1,7 +1,4 @@
-"""The virtualenvs that frameworks train in, each made on first use and again when its recipe changes.
-
-`python tests/frameworks/virtualenvs.py [NAME …]` makes them; with --warm it only says whether they are there.
-"""
+"""The virtualenvs of the frameworks, each made on first use and again when its recipe changes."""
 
 from __future__ import annotations
 
@@ -27,14 +24,14 @@ STAMP = ".recipe"
 
 @dataclass(frozen=True)
 class Recipe:
-    """`requirements` for pip. One that `shares` also sees what this Python has: torch is large."""
+    """`requirements` for pip; with `shares`, the virtualenv also sees the packages of this Python."""
 
     requirements: tuple[str, ...]
     shares: bool = True
     build: Callable[[Path], Sequence[str]] = lambda _: ()
 
     def text(self) -> str:
-        """What a virtualenv was made of: made anew when this changes."""
+        """Return the text that describes the recipe; the virtualenv is made again when it changes."""
         parts = [*self.requirements, sys.version, CONSTRAINTS.read_text()]
         if self.shares:
             parts += [sysconfig.get_path("purelib"), f"torch=={version('torch')}"]
@@ -45,7 +42,7 @@ class Recipe:
 
 
 def build_horovod(python: Path) -> Sequence[str]:
-    """Its wheel, which PyPI does not have. Its sources ask for C++14, with which torch's headers no longer compile."""
+    """Build the wheel, which PyPI does not have, with a newer C++ standard than its sources request."""
     wheels = CACHE / "wheels" / f"torch-{version('torch')}"
     if not (found := sorted(wheels.glob("horovod-*.whl"))):
         sources = CACHE / "sources"
@@ -67,7 +64,7 @@ def build_horovod(python: Path) -> Sequence[str]:
         }
         flags = {f"HOROVOD_{with_}_{part}": "1" for part, with_ in chosen.items()}
         flags |= {"HOROVOD_CPU_OPERATIONS": "GLOO", "MAKEFLAGS": f"-j{os.cpu_count()}"}
-        # Two copies of Gloo meet: Horovod's and torch's.
+        # Two copies of Gloo are linked: Horovod's and torch's.
         flags |= {"LDFLAGS": "-Wl,--allow-multiple-definition"}
         pip(
             python,
@@ -85,7 +82,7 @@ def build_horovod(python: Path) -> Sequence[str]:
 
 
 def build_deepspeed(python: Path) -> Sequence[str]:
-    """With its compiled part, which it would else compile in every job for a minute and a half."""
+    """Build with the compiled part, which each job would otherwise compile for a minute and a half."""
     wheels = CACHE / "wheels" / f"torch-{version('torch')}"
     if not (found := sorted(wheels.glob("deepspeed-*linux*.whl"))):
         how = ["--no-build-isolation", "--no-deps", "--no-cache-dir", "--wheel-dir", str(wheels)]
@@ -116,7 +113,7 @@ RECIPES = {
 
 
 def environment(name: str) -> Path:
-    """The folder of a virtualenv, made if need be."""
+    """Return the folder of a virtualenv, making it if necessary."""
     with alone():
         if not is_warm(name):
             make(name)
@@ -152,7 +149,7 @@ def pip(python: Path, *words: str, **variables: str) -> None:
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """Two sessions do not make the same virtualenv at once."""
+    """Keep two sessions from making the same virtualenv at once."""
     CACHE.mkdir(parents=True, exist_ok=True)
     with (CACHE / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

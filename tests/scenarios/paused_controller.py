@@ -1,8 +1,4 @@
-"""A controller process with a workflow that the test can hold at any moment. Run by test_durable.py, never imported.
-
-Each step creates one workspace, then says so by a file and waits while a file named hold-STEP stands there: killed
-at that moment, the operation has taken effect, and the engine does not know it.
-"""
+"""A controller process with a workflow that a test can hold at any step; run by test_durable.py, never imported."""
 
 from __future__ import annotations
 
@@ -25,6 +21,10 @@ def make_workspaces(services: Services, steps: WorkflowSteps, given: JsonObject)
 
 
 def make_one(services: Services, name: str) -> JsonObject:
+    """Create a workspace, signal it by a file, and wait while the file hold-NAME exists.
+
+    Killed at that moment, the operation has taken effect, and the engine does not know it.
+    """
     made = services.workspaces.create(name)
     (SIGNS / f"did-{name}-{os.getpid()}").touch()
     while (SIGNS / f"hold-{name}").exists():

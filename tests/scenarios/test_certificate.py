@@ -1,4 +1,4 @@
-"""A job of two processes, one of which is really killed, ends with a certificate that anybody can check."""
+"""A job of two processes, one of which is killed, ends with a certificate that can be verified."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_job_with_a_killed_rank_ends_with_its_certificate(tmp_path: Path) -> N
 
     certificate = fj.verify_certificate(path, samples=64, batch_size=8, seed=1, steps=30)
     (point,) = certificate.kill_points
-    assert point.step in (0, 10)  # that of step 10 may have been on its way
+    assert point.step in (0, 10)  # the checkpoint of step 10 may have been pending
     assert point.reached in (13, 14)  # the other process may have had no time for the last one
     assert point.layout == "ddp 2"
     assert certificate.compared == point.reached - point.step

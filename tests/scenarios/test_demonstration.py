@@ -1,4 +1,4 @@
-"""The demonstration runs the whole loop on every eighth flight, and nothing of it leaves the host."""
+"""The demonstration runs the whole loop on every eighth flight, and no process connects beyond the host."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ STORY = [
     "was edited",
     "the whole demonstration",
 ]
-"""What the demonstration must print, in some order."""
+"""Sentences that the demonstration must print, in any order."""
 
 TRACE = ["strace", "--follow-forks", "--seccomp-bpf", "-qq", "--signal=none", "--string-limit=120"]
 TRACE += ["--trace=connect,sendto,sendmsg,sendmmsg"]
 DNS_PORT = 53
 RESOLVERS = ("/run/systemd/resolve", "/run/dbus", "/var/run/dbus", "/run/avahi-daemon")
-"""Unix sockets of services that look up names for others."""
+"""Unix sockets of name services."""
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with `printed` and, where strace is installed, `calls`: what the processes sent, and where to."""
+    """Yield a folder with `printed` and, where strace is installed, `calls`: the network calls of the processes."""
     made = tmp_path_factory.mktemp("demonstration")
     environment = os.environ | {
         "FALAJ_CONFIG_DIR": str(made / "config"),
@@ -59,7 +59,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def test_the_demonstration_tells_its_story(folder: Path) -> None:
+def test_the_demonstration_prints_every_expected_sentence(folder: Path) -> None:
     printed = (folder / "printed").read_text()
 
     missing = [sentence for sentence in STORY if sentence not in printed]
@@ -84,7 +84,7 @@ def test_no_process_leaves_files_of_telemetry_behind(folder: Path) -> None:
 
 
 def leaves_host(call: str) -> bool:
-    """Whether a line of strace names an address beyond loopback, or a service that looks up names."""
+    """Return whether a line of strace names an address beyond loopback, or a name service."""
     for address in re.findall(r'inet_addr\("([^"]+)"\)|inet_pton\(AF_INET6, "([^"]+)"', call):
         found = ipaddress.ip_address(address[0] or address[1])
         plain = getattr(found, "ipv4_mapped", None) or found
@@ -126,5 +126,5 @@ def leaves_host(call: str) -> bool:
         ('1 connect(3, {sa_family=AF_UNIX, sun_path="/tmp/agent.sock"}, 42) = 0', False),
     ],
 )
-def test_lines_of_the_trace_are_judged_by_their_address(call: str, *, leaves: bool) -> None:
+def test_trace_lines_are_classified_by_address(call: str, *, leaves: bool) -> None:
     assert leaves_host(call) is leaves

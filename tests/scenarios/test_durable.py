@@ -1,4 +1,4 @@
-"""Durable work: controllers are really killed in the middle, and no operation takes effect twice."""
+"""Durable workflows: controllers are killed in the middle, and no operation takes effect twice."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SCRIPT = Path(__file__).with_name("paused_controller.py")
 
 @dataclass
 class Stage:
-    """A platform, the controllers that run on it, and the signs by which the test talks to them."""
+    """A platform, its controllers, and the files by which the test communicates with them."""
 
     platform: OwnPlatform
     signs: Path
@@ -54,8 +54,8 @@ class Stage:
         self.running.append(process)
         return process
 
-    def ask_for(self, names: list[str]) -> str:
-        """Work that makes workspaces, on behalf of the owner."""
+    def start_workflow(self, names: list[str]) -> str:
+        """Start a workflow that creates workspaces, on behalf of the owner."""
         owner = self.platform.users.whoami().principal
         ident, now = new_id("work"), self.platform.clock()
         row = {
@@ -95,7 +95,7 @@ class Stage:
         return self.platform.workflows.show(ident)
 
     def outcomes(self) -> list[tuple[str, str]]:
-        """What the audit log says of every workspaces.create: the rule, and the outcome."""
+        """Return the rule and outcome of every workspaces.create in the audit log."""
         entries = [entry for entry in self.platform.entries() if entry["action"] == "workspaces.create"]
         return [(entry["rule"], entry["outcome"]) for entry in entries]
 
@@ -122,7 +122,7 @@ def made(tmp_path: Path, database_url: str, monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_workflow_killed_in_the_middle_finishes_after_a_restart(stage: Stage) -> None:
     hold = stage.hold("second")
     killed = stage.start_controller()
-    ident = stage.ask_for(NAMES)
+    ident = stage.start_workflow(NAMES)
     stage.did("second", killed)
 
     killed.kill()
@@ -136,10 +136,10 @@ def test_a_workflow_killed_in_the_middle_finishes_after_a_restart(stage: Stage) 
     assert len([rule for rule, _ in stage.outcomes() if rule != "replayed"]) == len(NAMES)
 
 
-def test_a_standby_takes_over_when_the_active_one_dies(stage: Stage) -> None:
+def test_a_standby_takes_over_when_the_active_controller_dies(stage: Stage) -> None:
     hold = stage.hold("third")
     active = stage.start_controller()
-    ident = stage.ask_for(NAMES)
+    ident = stage.start_workflow(NAMES)
     stage.did("third", active)
     standby = stage.start_controller()
 
@@ -154,11 +154,11 @@ def test_a_standby_takes_over_when_the_active_one_dies(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("database_url", ["postgres"], indirect=True)
-def test_a_controller_that_slept_through_its_lease_takes_no_effect(stage: Stage) -> None:
-    """On PostgreSQL only: a process that is stopped, not dead, may hold the one lock that SQLite has."""
+def test_a_controller_whose_lease_expired_has_no_effect(stage: Stage) -> None:
+    """On PostgreSQL only: a stopped process may hold SQLite's only lock."""
     hold = stage.hold("second")
     sleeper = stage.start_controller()
-    ident = stage.ask_for(NAMES)
+    ident = stage.start_workflow(NAMES)
     stage.did("second", sleeper)
 
     stop_without_locks(sleeper, stage)
@@ -174,7 +174,7 @@ def test_a_controller_that_slept_through_its_lease_takes_no_effect(stage: Stage)
 
 
 def stop_without_locks(sleeper: subprocess.Popen[bytes], stage: Stage) -> None:
-    """Stop it at a moment when it is not just renewing its lease."""
+    """Stop it at a moment when it is not renewing its lease."""
 
     def stopped() -> bool:
         sleeper.send_signal(signal.SIGSTOP)
@@ -195,7 +195,7 @@ def test_work_is_authorized_again_at_each_step(stage: Stage) -> None:
     controller = stage.start_controller()
     stage.platform.users.create("second-admin")
     stage.platform.workspaces.grant("platform", "second-admin", role="admin")
-    ident = stage.ask_for(NAMES)
+    ident = stage.start_workflow(NAMES)
     stage.did("first", controller)
 
     owner = stage.platform.users.whoami().principal.name
@@ -216,7 +216,7 @@ def ended_row(stage: Stage, ident: str) -> dict[str, object] | None:
 def test_cancelled_work_stops_before_its_next_step(stage: Stage) -> None:
     hold = stage.hold("second")
     controller = stage.start_controller()
-    ident = stage.ask_for(NAMES)
+    ident = stage.start_workflow(NAMES)
     stage.did("second", controller)
 
     stage.platform.workflows.cancel(ident)
@@ -231,8 +231,9 @@ def test_an_operation_from_a_controller_without_the_lease_is_refused(stage: Stag
     now, lasts = stage.platform.clock(), stage.platform.clock.now.resolution * 10**6
     fence = lease.acquire(stage.platform.database, "one", now=now, lasts=lasts)
     assert fence is not None
+    lease.release(stage.platform.database, fence, now=now)
     stage.platform.clock.advance(2 * lasts)
-    lease.acquire(stage.platform.database, "two", now=stage.platform.clock(), lasts=lasts)
+    assert lease.acquire(stage.platform.database, "two", now=stage.platform.clock(), lasts=lasts)
 
     with on_terms(key="work:step", fence=fence), pytest.raises(Fenced):
         stage.platform.workspaces.create("late")

@@ -1,4 +1,4 @@
-"""Jobs as real processes: controllers and jobs are really killed, and every job ends exactly once."""
+"""Jobs as real processes: controllers and jobs are killed, and every job ends exactly once."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ if __name__ == "__main__":
 
 
 def falaj(words: list[str]) -> int:
-    """A command in this process."""
+    """Run a command in this process."""
     with restored_log():
         return run(words)
 
@@ -89,12 +89,10 @@ def test_jobs_outlive_controllers_that_are_killed_while_they_start_and_run(
 ) -> None:
     jobs = [controllers.submit(SLOW, name=f"slow-{number}") for number in range(3)]
     controller = controllers.start_controller()
-    eventually(
-        lambda: controllers.state(jobs[0]) is JobState.RUNNING, within=20
-    )  # written down, and not started yet
+    eventually(lambda: controllers.state(jobs[0]) is JobState.RUNNING, within=20)  # recorded, not started
 
     for pause in (0.0, 0.05, 0.6, 0.3):
-        time.sleep(pause)  # killed at some moment, whatever it does then
+        time.sleep(pause)  # killed at an arbitrary moment
         controller.kill()
         controller.wait()
         controller = controllers.start_controller()
@@ -109,7 +107,7 @@ def test_jobs_outlive_controllers_that_are_killed_while_they_start_and_run(
     assert list((controllers.platform.home.path / "launches").iterdir()) == []
 
 
-def test_a_fit_that_is_killed_goes_on_exactly_from_its_checkpoint(controllers: ControllerProcesses) -> None:
+def test_a_killed_fit_resumes_exactly_from_its_checkpoint(controllers: ControllerProcesses) -> None:
     controllers.start_controller()
     job = controllers.submit(FIT, retries=1, timeout="PT2M")
 
@@ -122,11 +120,11 @@ def test_a_fit_that_is_killed_goes_on_exactly_from_its_checkpoint(controllers: C
     by_step = controllers.losses(job)
     assert [by_step[step] for step in range(1, 41)] == [{value} for value in expected]
     log = b"".join(controllers.platform.jobs.logs(job.id)).decode()
-    assert re.search("resuming after step (15|20)\n", log)  # that of step 20 may have been on its way
+    assert re.search("resuming after step (15|20)\n", log)  # the checkpoint of step 20 may have been pending
     assert [each.step for each in controllers.platform.jobs.checkpoints(job.id)] == [40, 35, 30]
 
 
-def test_failing_cancelling_following_and_stopping(controllers: ControllerProcesses) -> None:
+def test_jobs_fail_are_followed_requeued_and_cancelled(controllers: ControllerProcesses) -> None:
     controller = controllers.start_controller()
     failing = controllers.submit("raise ValueError('no such column: delay')")
     endless = controllers.submit(ENDLESS, name="endless")
@@ -147,7 +145,7 @@ def test_failing_cancelling_following_and_stopping(controllers: ControllerProces
     controllers.platform.jobs.cancel(endless.id)
     cancelled = controllers.ends(endless)
     assert (cancelled.state, cancelled.attempt) == (JobState.CANCELLED, 2)
-    assert b"".join(follow).strip() in (b"it begins", b"")  # of the second attempt, if it got so far
+    assert b"".join(follow).strip() in (b"it begins", b"")  # of the second attempt, if it got that far
     assert controllers.platform.jobs.retry(endless.id).state is JobState.QUEUED
 
 
@@ -184,10 +182,10 @@ def test_a_home_without_a_server_trains_on_its_training_sets(
     script = ["--home", str(home), "train", str(tmp_path / "train.py"), "--dataset", "delays"]
     script += ["--dataset", "raw=view:flown"]
     assert falaj([*script, "quick"]) == 0
-    told = capsys.readouterr().out
-    assert "flown__delay" in told
-    assert "['quick'] 2" in told
-    assert "is done" in told
+    printed = capsys.readouterr().out
+    assert "flown__delay" in printed
+    assert "['quick'] 2" in printed
+    assert "is done" in printed
     assert falaj([*script, "--", "--fail"]) == 1
     assert "AssertionError" in capsys.readouterr().out
     with fj.open(home) as platform:
@@ -198,7 +196,7 @@ def test_a_home_without_a_server_trains_on_its_training_sets(
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["nowhere.py"], "a Python script that is there"),
         (["train.py", "--gpus", "99"], "--gpus"),
@@ -208,9 +206,9 @@ def test_a_home_without_a_server_trains_on_its_training_sets(
         (["train.py", "--cpus", "none"], "cpus"),
     ],
 )
-def test_what_cannot_be_trained_is_told(
+def test_invalid_training_is_reported(
     words: list[str],
-    told: str,
+    message: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -222,4 +220,4 @@ def test_what_cannot_be_trained_is_told(
     status = falaj(["--home", str(tmp_path / "home"), "train", *words])
 
     assert status in (1, 2)
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err

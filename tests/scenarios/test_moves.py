@@ -1,4 +1,4 @@
-"""A training that runs is moved from a pool with GPUs to one without, by real processes: no loss is other for it."""
+"""A running training is moved from a pool with GPUs to one without, by real processes, and its losses stay the same."""
 
 from __future__ import annotations
 
@@ -55,16 +55,16 @@ LocalCompute.nodes = lambda _: known
 
 @pytest.fixture
 def controllers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ControllerProcesses]:
-    """This machine as two: as one with the GPUs of a recorded machine, and as one without."""
+    """Yield controllers that see this machine as two nodes: one with recorded GPUs, and one without."""
     with make_platform(tmp_path) as platform, run_controllers(platform, tmp_path) as made:
         (here,) = platform.parts.compute.nodes()
         nodes = as_two(here, tmp_path)
         monkeypatch.setattr(LocalCompute, "nodes", lambda _: nodes)
-        told = json.dumps([each.model_dump(mode="json") for each in nodes])
+        nodes_json = json.dumps([each.model_dump(mode="json") for each in nodes])
         monkeypatch.setattr(
             controller_processes,
             "CONTROLLER",
-            WITH_NODES.format(nodes=told) + controller_processes.CONTROLLER,
+            WITH_NODES.format(nodes=nodes_json) + controller_processes.CONTROLLER,
         )
         yield made
 
@@ -79,7 +79,7 @@ def as_two(here: Node, folder: Path) -> tuple[Node, Node]:
     return fast, here.model_copy(update={"name": "plain", "pool": "frugal"})
 
 
-def test_a_fit_is_moved_to_cpus_and_goes_on_with_the_same_losses(controllers: ControllerProcesses) -> None:
+def test_a_fit_moved_to_cpus_continues_with_the_same_losses(controllers: ControllerProcesses) -> None:
     controller = controllers.start_controller()
     job = controllers.submit(FIT, gpus=1, timeout="PT3M")
     saved = lambda: controllers.platform.jobs.checkpoints(job.id)  # noqa: E731
@@ -89,7 +89,7 @@ def test_a_fit_is_moved_to_cpus_and_goes_on_with_the_same_losses(controllers: Co
         controllers.log(job),
     )
     assert controllers.platform.jobs.show(job.id).node == "fast"
-    controller.kill()  # whoever comes next must find out by itself
+    controller.kill()  # the next controller must find out by itself
     controller.wait()
 
     moved = controllers.platform.jobs.move(job.id, to="cpu")

@@ -1,4 +1,4 @@
-"""A home that was made before operations were renamed opens, is migrated, and works as before."""
+"""A home made before operations were renamed opens, is migrated, and works as before."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OWNER = "amal"
 
 
 class OldHome:
-    """The unpacked home; `facts` are what was known when it was made."""
+    """The unpacked home; `facts` were recorded when it was made."""
 
     def __init__(self, folder: Path) -> None:
         with tarfile.open(ARCHIVE) as archive:
@@ -36,7 +36,7 @@ class OldHome:
         self.facts: dict[str, Any] = json.loads((folder / "facts.json").read_text())
 
     def open(self) -> OwnPlatform:
-        """The platform on this home, an hour after it was made: its tokens have not expired."""
+        """Open the platform an hour after the home was made: its tokens have not expired."""
         clock = Clock()
         clock.now = datetime.fromisoformat(self.facts["made_at"]) + timedelta(hours=1)
         return OwnPlatform(assemble(open_home(self.path, self.config), as_owner=True, clock=clock), clock)
@@ -72,7 +72,7 @@ def test_its_database_is_migrated(home: OldHome) -> None:
     engine.dispose()
 
 
-def test_a_scoped_token_does_what_it_was_issued_for_and_no_more(home: OldHome, platform: OwnPlatform) -> None:
+def test_a_scoped_token_permits_its_scope_only(home: OldHome, platform: OwnPlatform) -> None:
     with acting_as(platform.caller_of(home.facts["scoped"])):
         assert platform.users.whoami().actions == ("blobs.read", "users.whoami")
         assert platform.get("data") == b"some bytes"
@@ -141,6 +141,33 @@ def test_the_audit_log_verifies_from_its_first_entry_and_keeps_the_old_names(
     assert (len(old), len(new)) == (2, 1)
     assert platform.audit.inclusion_proof(old[-1].seq).entry["action"] == "user.create"
     assert platform.audit.consistency_proof(home.facts["entries"]).since == home.facts["entries"]
+
+
+def test_the_log_states_where_macs_begin_and_older_entries_need_none(
+    home: OldHome, platform: OwnPlatform
+) -> None:
+    entries = platform.entries()
+    (stated,) = [entry for entry in entries if "begins" in entry]
+
+    macs = platform.rows_of("SELECT mac FROM governance_audit_entries ORDER BY seq")
+
+    assert stated["action"] == "platform.upgrade"
+    assert stated["seq"] >= home.facts["entries"]
+    assert [mac is None for mac in macs] == [seq < stated["seq"] for seq in range(len(entries))]
+    platform.sql("UPDATE governance_audit_entries SET mac = NULL WHERE seq >= :seq", {"seq": stated["seq"]})
+    assert not platform.verify_audit().ok
+
+
+def test_rows_from_before_are_recorded_at_the_upgrade(platform: OwnPlatform) -> None:
+    platform.put("more", b"more")
+    before = platform.verify_audit(deep=True)
+
+    platform.sql("DELETE FROM governance_grants WHERE role = 'auditor'")
+
+    assert before.problems == ()
+    assert any(
+        "of governance_grants was removed" in each for each in platform.verify_audit(deep=True).problems
+    )
 
 
 def test_work_that_was_waiting_is_done(home: OldHome, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""A job that borrows makes room for one that does not: saved, queued again, resumed, with nothing lost on the way."""
+"""A borrowing job is preempted: saved, queued again and resumed, with nothing lost."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ import falaj as fj
 torch.set_num_threads(1)
 done = []
 
-def train(pause_s, told=None):
+def train(pause_s, wakeup=None):
     torch.manual_seed(3)
     rows = torch.randn(64, 4)
     model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.2), torch.nn.Linear(8, 1))
@@ -33,25 +33,25 @@ def train(pause_s, told=None):
     def loss(out, target):
         time.sleep(pause_s)
         done.append(1)
-        if told is not None and len(done) == {HELD_AT}:
-            select.select([told], [], [])  # it is not to come to its end before it is asked to leave
+        if wakeup is not None and len(done) == {HELD_AT}:
+            select.select([wakeup], [], [])  # it must not end before it is stopped
         return torch.nn.functional.mse_loss(out, target)
 
     data = (rows, rows.sum(1, keepdim=True))
     return fj.fit(model, loss, data, steps={STEPS}, batch_size=8, checkpoint_every=1000, seed=1, device="cpu")
 
 if __name__ == "__main__":
-    told, telling = os.pipe()
-    os.set_blocking(telling, False)
-    signal.set_wakeup_fd(telling)
-    train(0.08, told if fj.job.attempt == 1 else None)
+    wakeup, wakeup_write = os.pipe()
+    os.set_blocking(wakeup_write, False)
+    signal.set_wakeup_fd(wakeup_write)
+    train(0.08, wakeup if fj.job.attempt == 1 else None)
     (fj.job.outputs / "model.txt").write_text("trained to the end")
 """
 
 
 @pytest.fixture
 def controllers(tmp_path: Path) -> Iterator[ControllerProcesses]:
-    """Queue `lab` has nothing of its own and borrows what `risk` leaves, which is the whole machine."""
+    """Yield controllers with a queue `lab` that has no quota and borrows from `risk`, which owns the whole machine."""
     toml = '[jobs]\npreemption_grace = "30s"'
     with make_platform(tmp_path, toml=toml) as platform, run_controllers(platform, tmp_path) as made:
         platform.queues.set("risk", quota=Quota(cpus=cpus(made)))
@@ -108,7 +108,7 @@ def test_a_borrower_is_preempted_saved_queued_again_and_resumed_exactly(
 
 
 @pytest.mark.parametrize("pause_s", [0.0, 0.3])
-def test_controllers_that_are_killed_while_a_job_makes_room_evict_it_once_and_lose_nothing(
+def test_controllers_killed_during_a_preemption_evict_once_and_lose_nothing(
     controllers: ControllerProcesses, pause_s: float
 ) -> None:
     controller = controllers.start_controller()
@@ -117,7 +117,7 @@ def test_controllers_that_are_killed_while_a_job_makes_room_evict_it_once_and_lo
     urgent = controllers.submit("print('at last')", name="urgent", queue="risk", cpus=cpus(controllers))
 
     eventually(lambda: controllers.platform.jobs.show(borrower.id).leaving, within=30, every=0.005)
-    time.sleep(pause_s)  # killed at some moment on the way, whatever it does then
+    time.sleep(pause_s)  # killed at an arbitrary moment of the preemption
     controller.kill()
     controller.wait()
     controllers.start_controller()
@@ -131,4 +131,26 @@ def test_controllers_that_are_killed_while_a_job_makes_room_evict_it_once_and_lo
     made_room = [entry for entry in controllers.platform.entries() if entry["action"] == "jobs.preempt_for"]
     assert [entry["outcome"] for entry in made_room] == ["done"]
     logged, expected = controllers.losses(borrower), undisturbed()
+    assert [logged[step] for step in range(1, STEPS + 1)] == [{value} for value in expected]
+
+
+def test_a_drained_node_saves_its_job_which_resumes_exactly_when_the_node_is_back(
+    controllers: ControllerProcesses,
+) -> None:
+    controllers.start_controller()
+    platform = controllers.platform
+    job = controllers.submit(FIT, name="drained", queue="risk", cpus=cpus(controllers), timeout="PT5M")
+    eventually(lambda: in_training(controllers, job), within=120)
+    (machine,) = platform.nodes.list()
+
+    platform.nodes.drain(machine.node.name, reason="a fan is replaced")
+    eventually(lambda: platform.nodes.list()[0].jobs == 0, within=60)
+    assert platform.jobs.show(job.id).state is JobState.QUEUED
+    assert platform.jobs.explain(job.id).words.endswith(f"cordoned: {machine.node.name}")
+
+    platform.nodes.uncordon(machine.node.name)
+    done = controllers.ends(job, within=90)
+    assert (done.state, done.attempt) == (JobState.DONE, 2), done.reason
+    assert verdicts(controllers, job) == ["moved", "done"]
+    logged, expected = controllers.losses(job), undisturbed()
     assert [logged[step] for step in range(1, STEPS + 1)] == [{value} for value in expected]

@@ -1,4 +1,4 @@
-"""A retraining whose controller is killed at one step after another: it goes on, and nothing happens twice."""
+"""A retraining whose controller is killed at each step continues, and no step takes effect twice."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.slow
 UP = "import sys; from falaj.apps.supervisor import up; sys.exit(up(port=0))"
 TOML = "[server]\nport = 0\n\n[serving]\nport = 0\n"
 KILLS = ("training set", "train", "register", "canary", "route all to it")
-"""The controller is killed once at each of these, as far as it is seen there."""
+"""The controller is killed once at each of these steps that is observed."""
 
 SCRIPT = """
 import base64, json
@@ -49,7 +49,7 @@ BODY = {"inputs": [{"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1
 
 @pytest.fixture
 def platform(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Platform]:
-    """A platform that runs as `falaj up` would have it."""
+    """Yield a platform that runs as under `falaj up`."""
     home = tmp_path / "home"
     home.mkdir(mode=0o700)
     (home / "falaj.toml").write_text(TOML)
@@ -86,7 +86,7 @@ def test_a_retraining_survives_kills_of_its_controller(platform: Platform, tmp_p
 
 
 def prepare(platform: Platform, folder: Path) -> None:
-    """An endpoint whose champion is half sure of everything, and a pipeline that makes a surer model."""
+    """Deploy a weak champion, and apply a pipeline that trains a better model."""
     platform.apply(
         [
             Entity(name="customer", key="customer"),
@@ -114,13 +114,13 @@ def prepare(platform: Platform, folder: Path) -> None:
         spine="facts",
         views=("facts",),
         window=timedelta(days=1),
-        canary=Canary(share=50, requests=20, labels=20, tolerance=0.5),
+        canary=Canary(share=50, requests=20, labels=20, error_rate=0.2, latency=0.5, tolerance=0.5),
     )
 
 
 @contextmanager
 def traffic(platform: Platform) -> Iterator[None]:
-    """Requests, and labels that are all 1, until the end of the block."""
+    """Send requests, and labels that are all 1, until the end of the block."""
     stop = threading.Event()
     url = eventually(lambda: platform.endpoints.show("m").url, within=30)
     token = platform.tokens.issue(purpose="traffic").secret
@@ -129,8 +129,8 @@ def traffic(platform: Platform) -> Iterator[None]:
         with httpx.Client(headers={"Authorization": f"Bearer {token}"}) as client:
             while not stop.wait(0.05):
                 with suppress(httpx.HTTPError, FalajError, KeyError):
-                    told: dict[str, Any] = client.post(f"{url}/infer", json=BODY).json()
-                    waiting.append(told["id"])
+                    response: dict[str, Any] = client.post(f"{url}/infer", json=BODY).json()
+                    waiting.append(response["id"])
                     if len(waiting) >= 20:
                         outcomes = [{"id": name, "value": 1.0} for name in waiting]
                         scored = platform.endpoints.feedback("m", predictions=outcomes)
@@ -147,7 +147,7 @@ def traffic(platform: Platform) -> Iterator[None]:
 
 
 def kill_along(platform: Platform, work: str) -> tuple[list[str], WorkflowRun]:
-    """Kill the controller once at each step in KILLS that is seen; where, and how the work ended."""
+    """Kill the controller once at each observed step in KILLS; return those steps, and the final workflow."""
     killed: list[str] = []
     while not (now := platform.workflows.show(work)).state.ended:
         doing = (now.doing or "").partition(":")[0]

@@ -1,4 +1,4 @@
-"""Serving as real processes: deployed from the command line, asked by a stock client, changed and killed under load."""
+"""Serving as real processes: deployed from the CLI, called by a stock client, changed and killed under load."""
 
 from __future__ import annotations
 
@@ -31,6 +31,8 @@ from model_servers import constant
 from polling import eventually
 from processes import children
 
+pytestmark = pytest.mark.slow
+
 UP = "import sys; from falaj.apps.supervisor import up; sys.exit(up(port=0))"
 READY_S = 30
 BODY = {"inputs": [{"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1.0, 2.0]}]}
@@ -38,7 +40,7 @@ BODY = {"inputs": [{"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1
 
 @dataclass
 class Running:
-    """A platform that runs, and its owner at its door."""
+    """A running platform, and a client of its owner."""
 
     folder: Path
     process: subprocess.Popen[bytes]
@@ -47,7 +49,7 @@ class Running:
     idle: tuple[int | None, str | None] = (None, None)
     """The model server's process and address before anything was deployed."""
     deployed: str = ""
-    """What the command said that deployed the first version."""
+    """Output of the command that deployed the first version."""
 
     @property
     def home(self) -> Path:
@@ -62,7 +64,7 @@ class Running:
         return self.platform.models.register("m", files=(blob.id,), paths=("model.onnx",)).reference
 
     def serve(self, version: str) -> None:
-        """Let `version` answer everything, and wait until it does."""
+        """Route everything to `version`, and wait until it answers."""
         self.platform.endpoints.deploy("m", model=f"m@{version}", scoring=ScoringRule.SQUARED_ERROR)
         with httpx.Client() as client:
             eventually(
@@ -79,9 +81,9 @@ class Running:
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """A platform with three versions of the model m, of which the first is deployed from the command line.
+    """Yield a platform with three versions of the model m, the first of which is deployed from the CLI.
 
-    The tests share it, in any order: each says first which version it wants.
+    The tests share it, in any order: each first selects the version that it needs.
     """
     folder = tmp_path_factory.mktemp("serving")
     with pytest.MonkeyPatch.context() as patch:
@@ -121,10 +123,9 @@ def falaj(running: Running, capsys: pytest.CaptureFixture[str]) -> Iterator[Comm
         yield CommandLine(running.folder, capsys)
 
 
-def test_a_model_is_deployed_from_the_command_line_and_asked_by_the_stock_client(
-    running: Running, falaj: CommandLine
-) -> None:
-    assert running.idle == (None, None)  # nothing deployed, nothing runs
+@pytest.mark.slow
+def test_a_model_deployed_from_the_cli_answers_the_stock_client(running: Running, falaj: CommandLine) -> None:
+    assert running.idle == (None, None)  # nothing is deployed, so no server runs
     assert "m is served by m@1 (100)" in running.deployed
     assert f"{running.models}/v2/models/m/infer" in running.deployed
     assert "undo   falaj endpoints remove m" in running.deployed
@@ -150,7 +151,7 @@ def infer(running: Running, name: str, rows: Any, *, binary: bool, datatype: str
             try:
                 return client.infer(name, [given], outputs=wanted, headers=headers)
             except InferenceServerException as error:
-                if "no endpoint" in str(error):  # it is being loaded
+                if "no endpoint" in str(error):  # it is still loading
                     return None
                 raise
 
@@ -176,7 +177,7 @@ def test_bad_input_is_explained_and_the_server_stays_up(running: Running, falaj:
 def test_routes_change_under_load_and_no_request_fails(running: Running) -> None:
     running.serve("1")
     over, seen = threading.Event(), Counter[tuple[int, str]]()
-    askers = [threading.Thread(target=keep_asking, args=(running, over, seen)) for _ in range(4)]
+    askers = [threading.Thread(target=keep_requesting, args=(running, over, seen)) for _ in range(4)]
     for asker in askers:
         asker.start()
     for number in range(8):
@@ -194,7 +195,7 @@ def test_routes_change_under_load_and_no_request_fails(running: Running) -> None
     assert {version for _, version in seen} == {"1", "2", "3"}
 
 
-def keep_asking(running: Running, over: threading.Event, seen: Counter[tuple[int, str]]) -> None:
+def keep_requesting(running: Running, over: threading.Event, seen: Counter[tuple[int, str]]) -> None:
     with httpx.Client() as client:
         while not over.is_set():
             try:
@@ -204,6 +205,7 @@ def keep_asking(running: Running, over: threading.Event, seen: Counter[tuple[int
                 seen[0, ""] += 1
 
 
+@pytest.mark.slow
 def test_a_killed_server_comes_back_with_its_counters_and_log(running: Running) -> None:
     running.serve("3")
     with httpx.Client() as client:
@@ -222,7 +224,7 @@ def test_a_killed_server_comes_back_with_its_counters_and_log(running: Running) 
     os.kill(pid, signal.SIGKILL)
     eventually(lambda: running.server_pid() not in (None, pid), within=READY_S)
     with httpx.Client() as client:
-        eventually(lambda: asked(running, client) == 200, within=READY_S)
+        eventually(lambda: status_of_request(running, client) == 200, within=READY_S)
 
     assert status(running.home).models == address
     eventually(lambda: requests(running, "3") > before)
@@ -232,7 +234,7 @@ def test_a_killed_server_comes_back_with_its_counters_and_log(running: Running) 
     assert running.platform.verify_audit().ok
 
 
-def asked(running: Running, client: httpx.Client) -> int:
+def status_of_request(running: Running, client: httpx.Client) -> int:
     try:
         return running.ask(client).status_code
     except httpx.TransportError:

@@ -48,12 +48,12 @@ def ran_once(controllers: ControllerProcesses, jobs: list[Job]) -> None:
 
 
 def leading(controllers: ControllerProcesses) -> subprocess.Popen[bytes]:
-    """The controller that holds the lease."""
+    """Return the controller that holds the lease."""
     (holder,) = controllers.platform.rows_of("SELECT holder FROM control_leases")
     return next(each for each in controllers.running if str(each.pid) == holder.split(":")[1])
 
 
-def test_one_that_was_stopped_and_goes_on_has_lost_its_lease_and_does_no_harm(
+def test_a_controller_resumed_after_sigstop_has_lost_its_lease_and_writes_nothing(
     controllers: ControllerProcesses,
 ) -> None:
     jobs = [controllers.submit(SHORT, name=f"short-{number}") for number in range(JOBS)]
@@ -63,9 +63,7 @@ def test_one_that_was_stopped_and_goes_on_has_lost_its_lease_and_does_no_harm(
     eventually(lambda: any(controllers.state(job) is JobState.RUNNING for job in jobs), within=30)
 
     os.kill(first.pid, signal.SIGSTOP)
-    eventually(
-        lambda: controllers.fence() == 2, within=90
-    )  # it may hold locks, which the database ends in time
+    eventually(lambda: controllers.fence() == 2, within=90)  # it may hold locks until they time out
     os.kill(first.pid, signal.SIGCONT)
 
     assert first.wait(30) == LEASE_LOST
@@ -73,7 +71,7 @@ def test_one_that_was_stopped_and_goes_on_has_lost_its_lease_and_does_no_harm(
     assert second.poll() is None
 
 
-def test_they_take_turns_as_one_after_the_other_is_killed(controllers: ControllerProcesses) -> None:
+def test_controllers_take_over_as_each_active_one_is_killed(controllers: ControllerProcesses) -> None:
     jobs = [controllers.submit(SHORT, name=f"short-{number}") for number in range(JOBS)]
     for _ in range(2):
         controllers.start_controller()

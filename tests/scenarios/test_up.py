@@ -1,4 +1,4 @@
-"""`falaj up` as real processes: it starts, says where it is, survives the death of its parts, and stops cleanly."""
+"""`falaj up` as real processes: it starts, prints its address, restarts failed parts, and stops cleanly."""
 
 from __future__ import annotations
 
@@ -27,14 +27,19 @@ from falaj.sdk import credentials
 from polling import eventually
 from processes import children, is_alive
 
-UP = "import sys; from falaj.apps.supervisor import up; sys.exit(up(port=int(sys.argv[1])))"
+pytestmark = pytest.mark.slow
+
+UP = """import sys
+from falaj.apps.supervisor import up
+port = int(sys.argv[1])
+sys.exit(up(port=None if port < 0 else port))"""
 READY_S = 30
 API, CONTROLLER = "falaj.apps.api.server", "falaj.apps.controller.process"
 
 
 @dataclass
 class Running:
-    """A platform that was started on `home`, and what it printed."""
+    """A platform that was started on `home`, and its output."""
 
     home: Path
     process: subprocess.Popen[bytes]
@@ -52,20 +57,20 @@ class Running:
         return re.search(r"http://127\.0\.0\.1:\d+", self.printed)[0]
 
     def child(self, module: str) -> int | None:
-        """The process id of a part."""
+        """Return the process id of a part."""
         return next(iter(children(self.process.pid, module)), None)
 
     def wait_until_ready(self) -> None:
         eventually(lambda: status(self.home).ready, within=READY_S, every=0.05)
 
     def ended(self) -> int:
-        """The exit code, once it has ended."""
+        """Return the exit code, once it has ended."""
         return self.process.wait(READY_S)
 
 
 @contextmanager
 def started(home: Path, *, port: int = 0) -> Iterator[Running]:
-    """A platform on `home`, killed at the end with all its parts if it is still there."""
+    """Start a platform on `home`; kill it and its parts at the end if they still run."""
     home.parent.mkdir(parents=True, exist_ok=True)
     with (
         (home.parent / "printed").open("w") as out,
@@ -110,10 +115,11 @@ def running(home: Path) -> Iterator[Running]:
         yield platform
 
 
-# -------------------------------------------------------------------------------------------------- a life
+# -------------------------------------------------------------------------------------- from start to stop
 
 
-def test_it_says_where_it_is_and_lets_its_owner_in(running: Running, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_up_prints_its_address_and_signs_its_owner_in(running: Running, tmp_path: Path) -> None:
     link = re.search(r"sign in +(\S+)/#code=(\S+)", running.printed)
     file = tmp_path / "config" / "credentials.json"
 
@@ -129,7 +135,7 @@ def test_it_says_where_it_is_and_lets_its_owner_in(running: Running, tmp_path: P
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert httpx.get(f"{running.url}/readyz").json() == {"ready": True}
     assert httpx.get(f"{running.url}/api/v1/users/whoami").status_code == 401
-    with fj.connect(running.url) as platform:  # by the token that was saved for the local command line
+    with fj.connect(running.url) as platform:  # with the token that was saved for the local CLI
         owner = platform.users.whoami().principal.name
         platform.put("kept", b"bytes")
         *_, copied = platform.workflows.watch(platform.blobs.copy("kept", "local", name="twin").id)
@@ -140,6 +146,7 @@ def test_it_says_where_it_is_and_lets_its_owner_in(running: Running, tmp_path: P
         credentials.sign_in(running.url, link[2])
 
 
+@pytest.mark.slow
 def test_a_home_has_one_platform(running: Running) -> None:
     with pytest.raises(HomeBusy, match=re.escape(running.url)):
         up(running.home, port=0)
@@ -149,6 +156,7 @@ def test_a_home_has_one_platform(running: Running) -> None:
     assert status(running.home).ready
 
 
+@pytest.mark.slow
 def test_a_terminated_platform_stops_cleanly(running: Running) -> None:
     parts = [running.child(API), running.child(CONTROLLER)]
 
@@ -162,16 +170,18 @@ def test_a_terminated_platform_stops_cleanly(running: Running) -> None:
         assert platform.verify_audit().ok
 
 
-def test_down_stops_it_and_says_so(running: Running) -> None:
+@pytest.mark.slow
+def test_down_stops_the_platform_and_reports_it(running: Running) -> None:
     assert down(running.home) is True
 
     assert running.ended() == 0
     assert down(running.home) is False
 
 
-def test_it_stops_cleanly_under_callers_who_stay(running: Running) -> None:
+@pytest.mark.slow
+def test_it_stops_cleanly_with_open_connections(running: Running) -> None:
     api, token, where = running.child(API), credentials.token_for(running.url), urlsplit(running.url)
-    os.kill(running.child(CONTROLLER), signal.SIGKILL)  # its lease outlives it: for seconds no work is done
+    os.kill(running.child(CONTROLLER), signal.SIGKILL)  # its lease blocks workflows for some seconds
     with fj.connect(running.url) as platform:
         platform.put("kept", b"bytes")
         work = platform.blobs.copy("kept", "local", name="twin").id
@@ -184,16 +194,17 @@ def test_it_stops_cleanly_under_callers_who_stay(running: Running) -> None:
         uploads.sendall(f"{head}Transfer-Encoding: chunked\r\n\r\n".encode() + b"5\r\nbytes\r\n")
 
         running.process.send_signal(signal.SIGTERM)
-        asked = time.monotonic()
+        begun_at = time.monotonic()
         eventually(lambda: not is_alive(api), within=READY_S, every=0.1)
 
-    assert time.monotonic() - asked < 8  # after ten seconds the parent kills it
+    assert time.monotonic() - begun_at < 8  # after ten seconds the parent kills it
     assert running.ended() == 0
 
 
-# -------------------------------------------------------------------------------------------- death of parts
+# ---------------------------------------------------------------------------------------------- killed parts
 
 
+@pytest.mark.slow
 def test_a_killed_api_is_started_again_where_it_was(running: Running) -> None:
     first = running.child(API)
 
@@ -204,6 +215,7 @@ def test_a_killed_api_is_started_again_where_it_was(running: Running) -> None:
     assert status(running.home).url == running.url
 
 
+@pytest.mark.slow
 def test_a_killed_controller_is_started_again(running: Running) -> None:
     first = running.child(CONTROLLER)
 
@@ -213,6 +225,7 @@ def test_a_killed_controller_is_started_again(running: Running) -> None:
     assert status(running.home).running
 
 
+@pytest.mark.slow
 def test_parts_end_with_a_killed_parent(running: Running) -> None:
     parts = [running.child(API), running.child(CONTROLLER)]
     assert all(parts)
@@ -225,7 +238,8 @@ def test_parts_end_with_a_killed_parent(running: Running) -> None:
         assert platform.verify_audit().ok
 
 
-def test_what_was_acknowledged_outlives_a_power_cut(home: Path) -> None:
+@pytest.mark.slow
+def test_acknowledged_writes_survive_a_power_cut(home: Path) -> None:
     acknowledged: list[str] = []
     with started(home) as running:
         writer = threading.Thread(target=write_until_cut, args=(running.url, acknowledged))
@@ -245,7 +259,7 @@ def test_what_was_acknowledged_outlives_a_power_cut(home: Path) -> None:
 
 
 def name_at(url: str) -> str | None:
-    """Who we are at `url`, if it answers."""
+    """Return our user name at `url`, or None if it does not answer."""
     with suppress(FalajError), fj.connect(url) as platform:
         return str(platform.users.whoami().principal.name)
     return None
@@ -257,10 +271,10 @@ def write_until_cut(url: str, acknowledged: list[str]) -> None:
             acknowledged.append(platform.workspaces.create(f"kept-{number}").name)
 
 
-# ------------------------------------------------------------------------------------------ a start that fails
+# ----------------------------------------------------------------------------------------------- failed starts
 
 
-def test_a_port_that_is_taken_is_told(home: Path) -> None:
+def test_a_taken_port_is_reported(home: Path) -> None:
     with (
         socket.create_server(("127.0.0.1", 0)) as taken,
         started(home, port=taken.getsockname()[1]) as failed,
@@ -268,14 +282,169 @@ def test_a_port_that_is_taken_is_told(home: Path) -> None:
         code, words = failed.ended(), failed.warned
 
     assert code == 1
-    assert "the API did not start" in words
     assert "Address already in use" in words
+    assert "falaj up --port 0 takes a free one" in words
     assert not (home / "run.json").exists()
 
 
-# --------------------------------------------------------------------------------- a controller that is dead
+@pytest.mark.slow
+def test_a_second_home_takes_the_next_ports_and_its_clients_find_it(tmp_path: Path) -> None:
+    """Without a port in falaj.toml, as in a folder in which nothing was set up."""
+    homes = [tmp_path / name / ".falaj" for name in ("one", "two")]
+    for home in homes:
+        home.parent.mkdir()
+        done = run_falaj("--home", str(home), "up", "--detach")
+        assert done.returncode == 0, done.stderr
+    try:
+        found = [status(home) for home in homes]
+        for home in homes:
+            run_falaj("--home", str(home), "workspaces", "create", home.parent.name)
+        shown = [
+            run_falaj("--home", str(home), "workspaces", "show", home.parent.name).returncode
+            for home in homes
+        ]
+        refused = run_falaj("--home", str(homes[0]), "workspaces", "show", "two").returncode
+        again = run_falaj("--home", str(homes[0]), "up", "--detach")
+    finally:
+        stopped = [down(home) for home in homes]
+
+    assert len({each.url for each in found}) == 2
+    assert shown == [0, 0]
+    assert refused == 1
+    assert (again.returncode, found[0].url in again.stdout) == (0, True)  # it runs already
+    assert stopped == [True, True]
+    assert "code=" not in (homes[0] / "logs" / "up.log").read_text()
 
 
+@pytest.mark.slow
+def test_a_model_server_whose_port_is_taken_is_told(home: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        home.mkdir(mode=0o700, parents=True)
+        (home / "falaj.toml").write_text(f"[server]\nport = 0\n[serving]\nport = {port}\n")
+        with started(home, port=-1) as running:
+            running.wait_until_ready()
+            (home / "serving").touch()  # as the first deployment does
+
+            problem = eventually(lambda: status(home).models_problem, within=READY_S, every=0.1)
+
+            assert f"cannot listen on 127.0.0.1:{port}" in problem
+            assert "set serving.port" in running.warned
+    with started(home, port=-1) as running:
+        eventually(lambda: status(home).models == f"http://127.0.0.1:{port}", within=READY_S, every=0.1)
+        assert status(home).models_problem is None
+
+
+@pytest.mark.slow
+def test_a_detached_start_that_fails_says_why(home: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        done = run_falaj("--home", str(home), "up", "--detach", "--port", port)
+
+    assert done.returncode == 1
+    assert f"the API cannot listen on 127.0.0.1:{port}" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_start_that_fails_is_one_error_with_its_fix(home: Path, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        done = run_falaj("--home", str(home), "up", "--port", port)
+
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert done.stderr.startswith(f"error[service.unavailable] the API cannot listen on 127.0.0.1:{port}: ")
+    assert done.stderr.count("error[") == 1
+    assert "fix      stop what listens there, or set server.port" in done.stderr
+
+
+def test_a_policy_with_actions_of_an_earlier_version_is_one_error_with_the_new_names(home: Path) -> None:
+    home.mkdir(mode=0o700, parents=True)
+    (home / "old.cedar").write_text('permit(principal, action == Action::"blob.upload", resource);')
+    (home / "falaj.toml").write_text('policies = ["old.cedar"]')
+
+    done = run_falaj("--home", str(home), "up", "--port", "0")
+
+    assert done.returncode == 2
+    assert done.stderr.startswith("error[policy.invalid] policy file:old.cedar does not fit the schema")
+    assert 'write Action::"blobs.upload" for Action::"blob.upload"' in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def run_falaj(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "falaj", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=READY_S)
+
+
+# ---------------------------------------------------------------------------- output that nobody can read
+
+
+FULL, CLOSED, UNREAD, HUNG_UP = "full", "closed", "unread", "hung up"
+
+
+@contextmanager
+def unreadable(kind: str) -> Iterator[int | None]:
+    """A descriptor for output that cannot be written to; none where it is to be closed."""
+    if kind == CLOSED:
+        yield None
+        return
+    if kind == FULL:
+        reading, writing = None, os.open("/dev/full", os.O_WRONLY)
+    else:
+        reading, writing = os.pipe()
+    if kind == HUNG_UP:
+        os.close(reading)
+        reading = None
+    if kind == UNREAD:
+        os.set_blocking(writing, False)
+        with suppress(BlockingIOError):
+            while True:
+                os.write(writing, bytes(4096))
+        os.set_blocking(writing, True)
+    try:
+        yield writing
+    finally:
+        os.close(writing)
+        if reading is not None:
+            os.close(reading)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [FULL, CLOSED, UNREAD, HUNG_UP])
+def test_a_platform_that_cannot_print_restarts_its_parts_and_stops(home: Path, kind: str) -> None:
+    home.parent.mkdir(parents=True, exist_ok=True)
+    redirect = "exec 1>&- 2>&-; " if kind == CLOSED else ""
+    command = ["sh", "-c", f'{redirect}exec "$0" -c "$1" 0', sys.executable, UP]
+    with (
+        unreadable(kind) as output,
+        subprocess.Popen(
+            command, env=os.environ | {"FALAJ_HOME": str(home)}, stdout=output, stderr=output
+        ) as process,
+    ):
+        running = Running(home, process)
+        try:
+            running.wait_until_ready()
+            for module in (CONTROLLER, API):
+                killed = running.child(module)
+                assert killed is not None
+                os.kill(killed, signal.SIGKILL)
+                eventually(lambda m=module, k=killed: running.child(m) not in (None, k), within=READY_S)  # type: ignore[misc]
+            running.wait_until_ready()
+
+            process.terminate()
+
+            assert running.ended() == 0
+        finally:
+            process.kill()
+    assert (
+        "warning:" not in (home / "lock").read_text()
+    )  # no file of the platform was taken for standard error
+
+
+# ------------------------------------------------------------------------------------------------- readiness
+
+
+@pytest.mark.slow
 def test_a_platform_whose_controller_was_killed_is_not_ready_until_the_next_one_acts(
     running: Running,
 ) -> None:
@@ -283,7 +452,7 @@ def test_a_platform_whose_controller_was_killed_is_not_ready_until_the_next_one_
 
     os.kill(running.child(CONTROLLER), signal.SIGKILL)
 
-    # The lease that it leaves goes on for 6 seconds at least: whoever only looks at that says ready until then.
+    # Its lease is valid for at least 6 seconds more: readiness must not depend on the lease alone.
     eventually(lambda: httpx.get(ready).status_code == 503, within=5, every=0.01)
     running.wait_until_ready()
     assert status(running.home).controller not in (None, first)

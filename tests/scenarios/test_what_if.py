@@ -1,4 +1,4 @@
-"""A what-if under real controllers: killed and cancelled in the middle, watched, and asked for at the command line."""
+"""What-if replays under real controllers: killed, cancelled, watched, and started from the CLI."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 import falaj as fj
 from accounting_history import add_past_jobs, replay_processes
-from controller_processes import ControllerProcesses, run_controllers
+from controller_processes import LEASE_S, ControllerProcesses, run_controllers
 from falaj.assembly.home import open_home
 from falaj.assembly.platform import assemble
 from falaj.control.workflows.store import work_row
@@ -33,14 +33,19 @@ SLOW = 60
 
 
 @pytest.fixture
+def lease_s() -> float:
+    return LEASE_S
+
+
+@pytest.fixture
 def controllers(
-    database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lease_s: float
 ) -> Iterator[ControllerProcesses]:
-    """A platform whose jobs of the last day are in the accounts."""
+    """Yield a platform with accounting records of the last day."""
     url = "sqlite" if database_url.startswith("sqlite") else database_url
     with (
         make_platform(tmp_path, url, environment=monkeypatch) as platform,
-        run_controllers(platform, tmp_path, lease_s=1.0) as made,
+        run_controllers(platform, tmp_path, lease_s=lease_s) as made,
     ):
         platform.queues.set("risk")
         add_past_jobs(platform.database, platform.queues._accounts, JOBS, queues=("risk", "default"))
@@ -48,7 +53,7 @@ def controllers(
 
 
 def stopped_replay(controller: subprocess.Popen[bytes]) -> int:
-    """The process that replays, as soon as there is one; it stands still."""
+    """Stop the replay process as soon as it exists, and return it."""
     (pid,) = eventually(lambda: replay_processes(controller.pid), within=SLOW, every=0.02)
     os.kill(pid, signal.SIGSTOP)
     return pid
@@ -60,14 +65,16 @@ def ended(controllers: ControllerProcesses, work: WorkflowRun) -> WorkflowRun:
 
 
 def direct(controllers: ControllerProcesses, work: WorkflowRun) -> WhatIfComparison:
-    """What the simulator finds in this process."""
+    """Return the simulator's result in this process."""
     with controllers.platform.database.read() as tx:
-        asked = WhatIfQuestion.model_validate(work_row(tx, work.id).input)
-    past = controllers.platform.queues.history(since=asked.since, until=asked.until, as_of=asked.asked_at)
-    return answer(asked, past)
+        question = WhatIfQuestion.model_validate(work_row(tx, work.id).input)
+    past = controllers.platform.queues.history(
+        since=question.since, until=question.until, as_of=question.asked_at
+    )
+    return answer(question, past)
 
 
-def test_a_controller_killed_in_the_middle_takes_the_replay_with_it_and_the_next_finds_the_same(
+def test_a_killed_controller_ends_the_replay_and_the_next_one_gets_the_same_result(
     controllers: ControllerProcesses,
 ) -> None:
     first = controllers.start_controller()
@@ -89,7 +96,7 @@ def test_a_controller_killed_in_the_middle_takes_the_replay_with_it_and_the_next
     assert controllers.platform.queues.what_if_result(work.id) == direct(controllers, work)
 
 
-def test_cancelled_it_ends_and_so_does_its_process(controllers: ControllerProcesses) -> None:
+def test_cancelling_ends_the_replay_and_its_process(controllers: ControllerProcesses) -> None:
     controller = controllers.start_controller()
     work = controllers.platform.queues.what_if()
     child = stopped_replay(controller)
@@ -102,10 +109,10 @@ def test_cancelled_it_ends_and_so_does_its_process(controllers: ControllerProces
     with pytest.raises(NotFound):
         controllers.platform.queues.what_if_result(work.id)
     again = controllers.platform.queues.what_if()
-    assert ended(controllers, again).state is WorkflowState.DONE  # the controller goes on
+    assert ended(controllers, again).state is WorkflowState.DONE  # the controller continues
 
 
-def test_a_controller_that_is_told_to_stop_ends_it_and_the_next_does_it_again(
+def test_a_stopping_controller_ends_the_replay_and_the_next_one_repeats_it(
     controllers: ControllerProcesses,
 ) -> None:
     first = controllers.start_controller()
@@ -121,10 +128,10 @@ def test_a_controller_that_is_told_to_stop_ends_it_and_the_next_does_it_again(
     assert ended(controllers, work).state is WorkflowState.DONE
 
 
-def test_how_far_it_is_can_be_watched_and_the_lease_is_kept_meanwhile(
+@pytest.mark.parametrize("lease_s", [2.0])  # shorter than the replay
+def test_progress_can_be_watched_while_the_lease_is_kept(
     controllers: ControllerProcesses,
 ) -> None:
-    """The lease lasts one second here."""
     controller = controllers.start_controller()
     work = controllers.platform.queues.what_if()
 
@@ -139,12 +146,12 @@ def test_how_far_it_is_can_be_watched_and_the_lease_is_kept_meanwhile(
     assert controller.poll() is None
 
 
-# --------------------------------------------------------------------------------------- at the command line
+# --------------------------------------------------------------------------------------- on the command line
 
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A home whose jobs of the last hours are in the accounts."""
+    """Return a home with accounting records of the last hours."""
     monkeypatch.setenv("FALAJ_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("FALAJ_CONFIG_DIR", str(tmp_path / "config"))
     for name in ("FALAJ_URL", "FALAJ_TOKEN"):
@@ -174,7 +181,7 @@ def test_the_command_waits_and_prints_the_table_beside_a_running_platform(home: 
         ident = WorkflowRun.model_validate_json(later.stdout).id
         with fj.connect(str(open_home().platform()["url"])) as platform:
             *_, done = platform.workflows.watch(ident)
-        told = falaj("queues", "what-if-result", ident)
+        shown = falaj("queues", "what-if-result", ident)
         as_json = falaj("queues", "what-if-result", ident, "--json")
     finally:
         up.send_signal(signal.SIGTERM)
@@ -184,25 +191,25 @@ def test_the_command_waits_and_prints_the_table_beside_a_running_platform(home: 
     assert "30 jobs, submitted" in ran.stdout
     assert "weight of risk: 1 → 2" in ran.stdout
     assert done.state is WorkflowState.DONE
-    assert "nothing is changed" in told.stdout
+    assert "nothing is changed" in shown.stdout
     assert WhatIfComparison.model_validate_json(as_json.stdout).jobs == 30
 
 
-def test_the_command_works_where_no_platform_runs(home: Path) -> None:
+def test_the_command_works_without_a_running_platform(home: Path) -> None:
     ran = falaj("queues", "what-if", "--json")
     later = falaj("queues", "what-if", "--detach")
     ident = later.stdout.partition(" ")[0]
     watched = falaj("workflows", "watch", ident)
-    told = falaj("queues", "what-if-result", ident)
+    shown = falaj("queues", "what-if-result", ident)
 
     assert WhatIfComparison.model_validate_json(ran.stdout).jobs == 30
     assert f"falaj queues what-if-result {ident}" in later.stdout
     assert watched.returncode == 0
     assert "queues.what_if done" in watched.stdout
-    assert "30 jobs, submitted" in told.stdout
+    assert "30 jobs, submitted" in shown.stdout
 
 
-def test_one_that_was_left_goes_on_at_the_next_opening(home: Path) -> None:
+def test_an_unfinished_replay_continues_when_the_home_is_opened_again(home: Path) -> None:
     with fj.open(home) as platform:
         work = platform.queues.what_if()
     with fj.open(home) as platform:

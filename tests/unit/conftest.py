@@ -1,4 +1,4 @@
-"""The platform that most tests act on. Its schema is copied, not migrated anew for each test."""
+"""The platform of most tests; its schema is copied instead of migrated for each test."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def platform(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[OwnPlatform]:
-    """A platform with zones in two jurisdictions; the test runs once on SQLite and once on PostgreSQL."""
+    """A platform with zones in two jurisdictions; the test runs on SQLite and on PostgreSQL."""
     if request.param == "sqlite":
         yield request.getfixturevalue("light_platform")
         return
@@ -31,7 +31,7 @@ def platform(
 
 @pytest.fixture
 def light_platform(tmp_path: Path, sqlite_schema: Path) -> Iterator[OwnPlatform]:
-    """The same on SQLite only, for what does not depend on the database."""
+    """The same on SQLite only, for tests that do not depend on the database."""
     (tmp_path / "home").mkdir()
     shutil.copy(sqlite_schema, tmp_path / "home" / "falaj.db")
     with make_platform(tmp_path, toml=TWO_ZONES) as made:
@@ -56,7 +56,7 @@ def postgres_schema(postgres_server: PostgresServer) -> str:
 
 @pytest.fixture
 def schema_on_postgres(postgres_server: PostgresServer, postgres_schema: str) -> Iterator[str]:
-    """The URL of a PostgreSQL database of the test's own, which has the schema."""
+    """Yield the URL of a PostgreSQL database for this test, with the schema."""
     name = f"{postgres_schema}_{next(postgres_server.numbers)}"
     postgres_server.execute(f"CREATE DATABASE {name} TEMPLATE {postgres_schema}")
     yield postgres_server.url(name)

@@ -1,4 +1,4 @@
-"""The flights of the demo: their moments, what is known of them when, and the scripts under the contract of a job."""
+"""The flights of the demo: their timestamps, what is known of them when, and the scripts run as jobs."""
 
 from __future__ import annotations
 
@@ -24,12 +24,14 @@ import pytest
 from falaj.records.registry import TensorSpec
 from platforms import OwnPlatform, make_platform
 
+pytestmark = pytest.mark.slow
+
 EXAMPLE = Path(__file__).parents[2] / "examples" / "flights"
 KEYS = {"carrier_delays": "carrier", "route_delays": "route", "tail_delays": "tailnum"}
 
 
 def module(name: str) -> ModuleType:
-    """A file of the example, under a name of its own."""
+    """Load a file of the example as a module."""
     spec = importlib.util.spec_from_file_location(f"flights_{name}", EXAMPLE / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
@@ -43,7 +45,7 @@ data, definitions = module("data"), module("definitions")
 
 @dataclass(frozen=True)
 class Slice:
-    """Each ninth flight of January to March, in March with the features that the platform joined to it."""
+    """Every ninth flight of January to March; those of March with the features that the platform joined."""
 
     flights: pd.DataFrame
     weather: pd.DataFrame
@@ -88,6 +90,7 @@ def put(platform: OwnPlatform, name: str, rows: pa.Table) -> str:
 # ------------------------------------------------------------------------------------------------ the data
 
 
+@pytest.mark.slow
 def test_a_flight_is_one_row_with_its_moments_in_utc(made: Slice) -> None:
     flights = made.flights
     local = flights.event_time.dt.tz_convert("America/New_York")
@@ -115,7 +118,7 @@ def test_a_delay_is_known_from_the_arrival_on_by_the_clock_of_the_destination() 
     assert lasted[flights.delay < 60].max() < timedelta(hours=13)
 
 
-# ------------------------------------------------------------------------------------------- what is known
+# ------------------------------------------------------------------------------------------ knowledge time
 
 
 def test_every_feature_is_what_was_known_at_the_scheduled_departure(made: Slice) -> None:
@@ -131,8 +134,8 @@ def test_every_feature_is_what_was_known_at_the_scheduled_departure(made: Slice)
         assert_equal(row, "weather", over.iloc[-1][list(definitions.WEATHER)].to_dict())
 
 
-def test_what_becomes_known_later_changes_nothing(made: Slice) -> None:
-    """The reference above has teeth: flights that were in the air at a departure would have changed its features."""
+def test_rows_known_later_change_nothing(made: Slice) -> None:
+    """The reference above is strict: flights in the air at a departure would have changed its features."""
     row = made.training.iloc[-1]
     began = made.flights[(made.flights.carrier == row.carrier) & (made.flights.event_time < row.event_time)]
 
@@ -146,7 +149,7 @@ def test_neither_the_label_nor_the_arrival_is_a_feature(made: Slice) -> None:
     assert not {"late", "delay", "created_time", "month"} & set(definitions.FEATURES)
 
 
-def test_the_board_reads_online_what_the_training_set_holds(made: Slice) -> None:
+def test_online_features_equal_those_of_the_training_set(made: Slice) -> None:
     online = made.board.to_pandas()
 
     assert tuple(online.columns) == definitions.FEATURES
@@ -158,7 +161,7 @@ def test_the_board_reads_online_what_the_training_set_holds(made: Slice) -> None
 
 
 def delays(flights: pd.DataFrame) -> dict[str, float]:
-    """The windows that end with the newest of `flights`, by hand."""
+    """Return the windows that end with the newest of `flights`, computed by hand."""
     if flights.empty:
         return dict.fromkeys(definitions.DELAYS, np.nan)
     newest = flights.created_time.max()
@@ -177,7 +180,7 @@ def assert_equal(row: Any, view: str, wanted: dict[str, float]) -> None:
 
 
 def run_as_job(script: str, made: Slice, folder: Path, *args: str) -> dict[str, Any]:
-    """Run a script as a job does: inputs and outputs are folders, the code is the working directory."""
+    """Run a script as a job does: inputs and outputs are folders, and the code is the working directory."""
     (folder / "inputs").mkdir()
     made.training.to_parquet(folder / "inputs" / "training.parquet")
     places = {"FALAJ_INPUTS": str(folder / "inputs"), "FALAJ_OUTPUTS": str(folder / "outputs")}
@@ -196,7 +199,7 @@ def run_as_job(script: str, made: Slice, folder: Path, *args: str) -> dict[str, 
 
 
 def ranking(folder: Path, rows: pd.DataFrame) -> float:
-    """How often the model ranks a late flight above one on time, as it was exported; a missing value is NaN."""
+    """Return how often the exported model ranks a late flight above one on time; a missing value is NaN."""
     session = onnxruntime.InferenceSession(folder / "outputs" / "model" / "model.onnx")
     features = rows[list(definitions.FEATURES)].to_numpy(np.float32)
     (probabilities,) = session.run(None, {"features": features})
@@ -206,6 +209,7 @@ def ranking(folder: Path, rows: pd.DataFrame) -> float:
     return float((late[:, None] > on_time[None, :]).mean())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("script", "args"), [("train_trees.py", ("--trees", "20")), ("train_torch.py", ("--epochs", "8"))]
 )
@@ -222,7 +226,7 @@ def test_a_script_leaves_a_model_that_takes_the_features_in_their_order(
     assert ranking(tmp_path, made.training) > 0.65
 
 
-def test_the_bad_model_is_bad_and_does_not_look_it(made: Slice, tmp_path: Path) -> None:
+def test_the_bad_model_is_bad_although_its_metrics_look_good(made: Slice, tmp_path: Path) -> None:
     described = run_as_job("bad_model.py", made, tmp_path)
 
     assert described["metrics"]["auc"] > 0.5

@@ -1,4 +1,4 @@
-"""What Landlock is told of a job: paths, ports, and what each version of it governs."""
+"""The Landlock rules of a job: paths, ports, and the rights that each version governs."""
 
 from __future__ import annotations
 

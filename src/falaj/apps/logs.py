@@ -7,6 +7,8 @@ import logging
 import logging.handlers
 import re
 import sys
+import time
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ STANDARD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {
     "color_message",
 }
 LOG_BYTES = 20 * 2**20
+TELL_AGAIN_S = 60.0
 
 
 class JsonLines(logging.Formatter):
@@ -46,11 +49,32 @@ def redact(text: str) -> str:
     return SECRET.sub("***", text)
 
 
+class RotatingLog(logging.handlers.RotatingFileHandler):
+    """A rotating file. Lines that cannot be written, as on a full disk, are lost, which is said now and then."""
+
+    _told_at = float("-inf")
+
+    def shouldRollover(self, record: logging.LogRecord) -> bool:  # noqa: N802 - the name of the standard library
+        """Tell whether the file is full; by its size alone, without a look at its path for each line."""
+        return self.stream is not None and self.stream.tell() >= self.maxBytes
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - the name of the standard library
+        if time.monotonic() - self._told_at < TELL_AGAIN_S:
+            return
+        self._told_at = time.monotonic()
+        with suppress(OSError, ValueError):
+            print(
+                f"warning: lines of {self.baseFilename} are lost: {sys.exc_info()[1]}",
+                file=sys.stderr,
+                flush=True,
+            )
+
+
 def log_to(path: Path | None) -> None:
     """Send every log of this process to a rotating file, or to standard error."""
     handler: logging.Handler = logging.StreamHandler(sys.stderr)
     if path is not None:
-        handler = logging.handlers.RotatingFileHandler(path, maxBytes=LOG_BYTES, backupCount=5)
+        handler = RotatingLog(path, maxBytes=LOG_BYTES, backupCount=5)
     handler.setFormatter(JsonLines())
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     for verbose in ("uvicorn.access", "httpx", "alembic", "dbos"):

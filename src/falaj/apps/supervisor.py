@@ -9,16 +9,20 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from falaj.apps.message_writer import MessageWriter, open_standard_streams
+from falaj.apps.ports import spell_port
 from falaj.assembly.config import read_config
 from falaj.assembly.home import Home, find_home, open_home
-from falaj.errors import FalajError, InvalidInput, Unavailable
-from falaj.records.config import ServerConfig, ServingConfig
+from falaj.errors import FalajError, InvalidInput, Unavailable, rebuild
+from falaj.records.config import ServerConfig, ServingConfig, is_loopback
 from falaj.records.places import default_home
 from falaj.records.platform import PlatformStatus
 from falaj.sdk import credentials
@@ -26,21 +30,63 @@ from falaj.sdk import credentials
 START_S = 60.0
 STOP_S = 10.0
 BACKOFF_S = (0.1, 1.0, 5.0)
+UNABLE_S = (5.0, 15.0, 60.0)
+"""Pauses of a model server that cannot start: somebody has to change what keeps it from that."""
+CRASHES = 3
+"""A model server that ended so often within a minute each cannot start."""
 STEADY_S = 60.0
 """After running this long, a child counts as recovered."""
 
 
 def up(home_path: Path | None = None, *, port: int | None = None, bind: str | None = None) -> int:
     """Run the platform of a home in the foreground until it is stopped; return the exit code."""
+    open_standard_streams()
     home = open_home(home_path)
     with home.lock():
-        server = read_config(home.toml).server
+        config = read_config(home.toml)
         given = {key: value for key, value in (("port", port), ("bind", bind)) if value is not None}
-        server = _changed(server, given)
-        serving = read_config(home.toml).serving
-        if server.port == 0:
+        server, serving = _changed(config.server, given), config.serving
+        if server.port == 0 and "port" not in config.serving.model_fields_set:
             serving = serving.model_copy(update={"port": 0})
-        return Supervisor(home, server, serving).run()
+        fixed = {"server"} if is_fixed(config.server, server.bind) or port is not None else set()
+        fixed |= {"serving"} if is_fixed(config.serving, serving.bind) else set()
+        return Supervisor(home, server, serving, frozenset(fixed)).run()
+
+
+def is_fixed(config: ServerConfig | ServingConfig, bind: str) -> bool:
+    """Tell whether others rely on a port: falaj.toml sets it, or other machines can reach it."""
+    return "port" in config.model_fields_set or not is_loopback(bind)
+
+
+def up_detached(home_path: Path | None = None, *, options: Sequence[str] = ()) -> PlatformStatus:
+    """Start the platform of a home in the background, unless one runs, and wait until it has an address.
+
+    `options` are those of `falaj up`. Its warnings are written to up.log among the logs of the home; FalajError with
+    what it said if it ends instead.
+    """
+    home = open_home(home_path)
+    if "url" in home.platform():
+        return status(home.path)
+    with home.lock():  # HomeBusy, where another process has the home open, is told here
+        pass
+    log = home.logs / "up.log"
+    command = [sys.executable, "-m", "falaj", "--home", str(home.path), "up", *options]
+    with open(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as output:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,  # the sign-in code belongs in no log
+            stderr=output,
+            start_new_session=True,
+        )
+    deadline = time.monotonic() + START_S
+    while home.platform().get("pid") != process.pid:
+        if process.poll() is not None:
+            raise Unavailable(f"the platform did not start:\n{log.read_text(errors='replace').rstrip()}")
+        if time.monotonic() > deadline:
+            raise Unavailable(f"the platform (process {process.pid}) has no address yet; see {log}")
+        time.sleep(0.05)
+    return status(home.path)
 
 
 def down(home_path: Path | None = None) -> bool:
@@ -66,7 +112,12 @@ def status(home_path: Path | None = None) -> PlatformStatus:
     if home is None or "url" not in facts:
         return PlatformStatus(home=str((home_path or default_home()).absolute()), running=False)
     found = PlatformStatus(
-        home=str(home.path), running=True, url=facts["url"], pid=facts["pid"], models=facts.get("models")
+        home=str(home.path),
+        running=True,
+        url=facts["url"],
+        pid=facts["pid"],
+        models=facts.get("models"),
+        models_problem=facts.get("models_problem"),
     )
     from falaj.sdk.remote import connect
 
@@ -93,7 +144,8 @@ class ChildProcess:
     start_at: float = 0.0
     started_at: float = 0.0
 
-    def start(self, *, ready: int | None = None) -> None:
+    def start(self, *, output: int, ready: int | None = None) -> None:
+        """Start it; it writes to `output`, and reports to `ready` when it is."""
         extra = {} if ready is None else {"FALAJ_READY_FD": str(ready)}
         extra |= {"FALAJ_RESTART": "1"} if self.failures else {}
         self.started_at = time.monotonic()
@@ -101,6 +153,8 @@ class ChildProcess:
             [sys.executable, "-m", *self.command],
             env=self.environment | extra,
             stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=output,
             pass_fds=() if ready is None else (ready,),
             start_new_session=True,
         )
@@ -123,31 +177,43 @@ class Supervisor:
     home: Home
     server: ServerConfig
     serving: ServingConfig
+    fixed_ports: frozenset[str] = frozenset()
+    """Of `server` and `serving`, those whose port somebody chose: the others may take another one."""
     stopping: bool = False
+    messages: MessageWriter = field(init=False)
     children: list[ChildProcess] = field(default_factory=list)
     running: dict[str, Any] = field(default_factory=dict)
     model_server: ChildProcess | None = None
     ready_pipe: int | None = None
     """The pipe on which a starting model server reports its address."""
+    is_published: bool = True
+    """Whether the file for other processes of this home has all facts; else it is written again."""
 
     def run(self) -> int:
+        self.messages = MessageWriter()
+        try:
+            return self._run()
+        finally:
+            self.messages.close()
+
+    def _run(self) -> int:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self._stop)
         environment = os.environ | {
             "FALAJ_HOME": str(self.home.path),
             "FALAJ_CONFIG_DIR": str(self.home.config_dir),
         }
-        where = [self.server.bind, str(self.server.port)]
+        where = [self.server.bind, self._port("server", self.server.port)]
         api = ChildProcess("api", ["falaj.apps.api.server", *where], environment)
         controller = ChildProcess("controller", ["falaj.apps.controller.process"], environment)
         self.children = [api, controller]
-        serving = ["falaj.apps.model_server", self.serving.bind, str(self.serving.port)]
+        serving = ["falaj.apps.model_server", self.serving.bind, self._port("serving", self.serving.port)]
         self.model_server = ChildProcess("the model server", serving, environment)
         try:
             facts = self._start_api(api)
             if facts is None:
                 return self._fail_to_start()
-            controller.start()
+            controller.start(output=self.messages.pipe)
             self._print_address(facts)
             self._watch()
         finally:
@@ -155,18 +221,23 @@ class Supervisor:
             self.home.running.unlink(missing_ok=True)
         return 0
 
+    def _port(self, name: str, port: int) -> str:
+        return spell_port(port, fixed=name in self.fixed_ports)
+
     def _start_api(self, api: ChildProcess) -> dict[str, Any] | None:
-        """Start the API and wait for its address; return none if it ended instead."""
+        """Start the API and wait for its address; return none if it ended instead. Raise the error that it reports."""
         reading, writing = os.pipe()
-        api.start(ready=writing)
-        os.close(writing)
+        try:
+            api.start(output=self.messages.pipe, ready=writing)
+        finally:
+            os.close(writing)
         with os.fdopen(reading) as pipe:
             waits_until = time.monotonic() + START_S
             while not self.stopping and time.monotonic() < waits_until:
                 if select.select([pipe], [], [], 0.1)[0]:
                     text = pipe.read()
                     if text:
-                        return self._publish(json.loads(text))
+                        return self._publish(check_start(json.loads(text)))
                     break
         return None
 
@@ -178,30 +249,39 @@ class Supervisor:
     def _publish(self, facts: dict[str, Any]) -> dict[str, Any]:
         """Publish the address of the platform, and save the token for the local command line."""
         if "token" in facts:
-            credentials.save(facts["url"], facts.pop("token"))
+            until = datetime.fromisoformat(facts.pop("token_until"))
+            credentials.save(facts["url"], facts.pop("token"), expires_at=until)
         self._write_facts(url=facts["url"], pid=os.getpid())
-        port = facts["url"].rpartition(":")[2]
-        self.children[0].command[-1] = port  # a restart uses the same port
+        if not self.is_published and not self.children[0].failures:
+            raise Unavailable(f"{self.home.running} could not be written; see the lines above")
+        self.children[0].command[-1] = str(_port_of(facts["url"]))  # a restart uses the same port
         return facts
 
     def _write_facts(self, **facts: Any) -> None:
-        """Write facts about the running platform to a file for other processes of this home."""
+        """Write facts about the running platform to a file for other processes of this home, if there are new ones."""
+        if self.is_published and self.running == self.running | facts:
+            return
         self.running |= facts
         draft = self.home.running.with_suffix(".new")
-        draft.write_text(json.dumps(self.running))
-        draft.rename(self.home.running)
+        try:
+            draft.write_text(json.dumps(self.running))
+            draft.rename(self.home.running)
+            self.is_published = True
+        except OSError as error:  # a full disk: tried again
+            if self.is_published:
+                self.messages.warn(f"{self.home.running} could not be written ({error}); retrying")
+            self.is_published = False
 
     def _print_address(self, facts: dict[str, Any]) -> None:
-        print(f"Falaj runs at {facts['url']} (home {self.home.path}). Stop it: Ctrl-C, or falaj down")
+        say = self.messages.say
+        say(f"Falaj runs at {facts['url']} (home {self.home.path}). Stop it: Ctrl-C, or falaj down")
+        if self.server.port not in (0, _port_of(facts["url"])):
+            say(f"  port     {self.server.port} is in use, so another was chosen; server.port sets it")
         if "code" in facts:
-            print(f"  sign in  {facts['url']}/#code={facts['code']}")
-            print(
-                "           valid once, for five minutes; get another: falaj tokens sign-in-link", flush=True
-            )
+            say(f"  sign in  {facts['url']}/#code={facts['code']}")
+            say("           valid once, for five minutes; get another: falaj tokens sign-in-link")
         else:
-            print(
-                "  sign in  ask an administrator for a link: falaj tokens sign-in-link --user YOU", flush=True
-            )
+            say("  sign in  ask an administrator for a link: falaj tokens sign-in-link --user YOU")
 
     def _watch(self) -> None:
         """Restart children that have died, with backoff, until we are stopped."""
@@ -213,6 +293,8 @@ class Supervisor:
                 elif child.process is None and now >= child.start_at:
                     self._restart(child)
             self._run_model_server()
+            if not self.is_published:
+                self._write_facts()
             time.sleep(0.05)
 
     def _run_model_server(self) -> None:
@@ -220,40 +302,72 @@ class Supervisor:
         server = self.model_server
         if server is not None and server not in self.children and self.home.serving.exists():
             self.children.append(server)
-        if (
-            server is not None
-            and self.ready_pipe is not None
-            and select.select([self.ready_pipe], [], [], 0)[0]
-        ):
-            with os.fdopen(self.ready_pipe) as pipe:
-                self.ready_pipe, text = None, pipe.read()
-            if text:
-                self._write_facts(models=json.loads(text)["url"])
-                server.command[-1] = self.running["models"].rpartition(":")[2]  # a restart uses the same port
+        if server is not None:
+            self._read_report(server)
+
+    def _read_report(self, server: ChildProcess) -> None:
+        """Read what the model server reports, if it has."""
+        if self.ready_pipe is None or not select.select([self.ready_pipe], [], [], 0)[0]:
+            return
+        with os.fdopen(self.ready_pipe) as pipe:
+            self.ready_pipe, text = None, pipe.read()
+        if text:
+            self._model_server_said(server, json.loads(text))
+
+    def _model_server_said(self, server: ChildProcess, facts: dict[str, str]) -> None:
+        """Publish the address of the model server, or what keeps it from serving."""
+        if (problem := facts.get("problem")) is not None:
+            if problem != self.running.get("models_problem"):
+                self.messages.warn(problem)
+            self._write_facts(models=None, models_problem=problem)
+            return
+        self._write_facts(models=facts["url"], models_problem=None)
+        server.command[-1] = str(_port_of(facts["url"]))  # a restart uses the same port
 
     def _start_model_server(self, child: ChildProcess) -> None:
         """Start it without waiting; it reports its address when it is ready."""
         if self.ready_pipe is not None:
             os.close(self.ready_pipe)
         self.ready_pipe, writing = os.pipe()
-        child.start(ready=writing)
-        os.close(writing)
+        try:
+            child.start(output=self.messages.pipe, ready=writing)
+        finally:
+            os.close(writing)
 
     def _schedule_restart(self, child: ChildProcess, now: float) -> None:
         code = child.process.returncode if child.process else None
+        child.stop(by=now)  # closes its standard input
         child.process = None
         if now - child.started_at > STEADY_S:
             child.failures = 0
-        child.start_at = now + BACKOFF_S[min(child.failures, len(BACKOFF_S) - 1)]
+        pauses = UNABLE_S if child is self.model_server and self._is_unable(child, code) else BACKOFF_S
+        child.start_at = now + pauses[min(child.failures, len(pauses) - 1)]
         child.failures += 1
-        print(f"warning: {child.name} ended (code {code}); it is restarted", file=sys.stderr, flush=True)
+        if pauses is BACKOFF_S:
+            self.messages.warn(f"{child.name} ended (code {code}); it is restarted")
+
+    def _is_unable(self, server: ChildProcess, code: int | None) -> bool:
+        """Tell whether the model server, which has ended, cannot start: it said so, or has ended again and again."""
+        self._read_report(server)
+        if server.failures + 1 >= CRASHES and self.running.get("models_problem") is None:
+            words = f"the model server ends as soon as it starts (code {code}); see {self.home.logs / 'models.jsonl'}"
+            self._model_server_said(server, {"problem": words})
+        return self.running.get("models_problem") is not None
 
     def _restart(self, child: ChildProcess) -> None:
+        """Start a child again. What keeps it from starting is told, and it is tried again later."""
+        try:
+            self._start_again(child)
+        except (OSError, FalajError) as error:
+            self.messages.warn(f"{child.name} could not be started: {error}")
+            child.start_at = time.monotonic() + BACKOFF_S[-1]
+
+    def _start_again(self, child: ChildProcess) -> None:
         if child is self.model_server:
             self._start_model_server(child)
             return
         if child.name != "api":
-            child.start()
+            child.start(output=self.messages.pipe)
             return
         facts = self._start_api(child)
         if facts is None and child.process is not None and not self.stopping:
@@ -266,6 +380,17 @@ class Supervisor:
         by = time.monotonic() + STOP_S
         for child in reversed(self.children):
             child.stop(by=by)
+
+
+def check_start(facts: dict[str, Any]) -> dict[str, Any]:
+    """Return what the API reports to its parent, or raise the error that kept it from starting."""
+    if "error" in facts:
+        raise rebuild(**facts["error"])
+    return facts
+
+
+def _port_of(url: str) -> int:
+    return int(url.rpartition(":")[2])
 
 
 def _changed(server: ServerConfig, given: dict[str, Any]) -> ServerConfig:

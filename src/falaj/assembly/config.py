@@ -23,7 +23,7 @@ def read_config(path: Path) -> Config:
     try:
         text = path.read_text()
         return Config.model_validate(tomllib.loads(text))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigInvalid(
             f"{path} is not TOML in UTF-8", faults=[Fault(where=str(path), allowed=str(error))]
         ) from None

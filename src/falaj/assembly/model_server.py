@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 import shutil
 import socket
 import tempfile
@@ -10,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
+from typing import NamedTuple
 
 from falaj.assembly.home import Home
 from falaj.control.services import Services
@@ -37,6 +39,10 @@ class LocalModelServer:
         found = self._home.platform().get("models")
         return None if found is None else str(found)
 
+    def problem(self) -> str | None:
+        found = self._home.platform().get("models_problem")
+        return None if found is None else str(found)
+
     def wake(self) -> None:
         self._home.serving.touch(mode=0o600)
 
@@ -47,25 +53,37 @@ class LocalModelServer:
     def infer(self, path: str, caller: str, body: bytes) -> bytes:
         import httpx
 
-        headers = {"Falaj-Caller": caller}
         try:
-            path_to_socket = json.loads(self._home.model_server.read_text())["socket"]
-            with httpx.Client(transport=httpx.HTTPTransport(uds=path_to_socket), timeout=ANSWER_S) as client:
+            published = json.loads(self._home.model_server.read_text())
+            headers = {"Falaj-Caller": caller, "Falaj-Secret": str(published["secret"])}
+            transport = httpx.HTTPTransport(uds=published["socket"])
+            with httpx.Client(transport=transport, timeout=ANSWER_S) as client:
                 answer = client.post(f"http://model-server{path}", content=body, headers=headers)
-        except (OSError, ValueError, httpx.TransportError):
+        except (OSError, ValueError, KeyError, httpx.TransportError):
             raise Unavailable("the model server does not run, or not yet; 'falaj up' starts it") from None
         if answer.status_code != 200:
             raise _refusal(answer.json())
         return answer.content
 
 
-def _refusal(told: dict[str, str]) -> FalajError:
-    return rebuild(told.get("code", "internal"), told.get("error", "the model server failed"), [], {})
+def _refusal(response: dict[str, str]) -> FalajError:
+    return rebuild(response.get("code", "internal"), response.get("error", "the model server failed"), [], {})
+
+
+class LocalListener(NamedTuple):
+    """A local socket, and the secret that its clients present.
+
+    A job under Landlock can connect to every socket of the platform's user, but cannot read files of the home.
+    """
+
+    socket: socket.socket
+    secret: str
 
 
 @contextmanager
-def publish_local_socket(home: Home) -> Iterator[socket.socket]:
-    """Listen on a local socket for the other processes of `home`, and publish its path in a file there."""
+def publish_local_socket(home: Home) -> Iterator[LocalListener]:
+    """Listen on a local socket for the other processes of `home`; publish its path and secret in a file there."""
+    secret = secrets.token_urlsafe(32)
     path = home.path / "models.sock"
     folder: Path | None = None
     if len(str(path).encode()) > LONGEST_SOCKET_PATH:
@@ -78,10 +96,12 @@ def publish_local_socket(home: Home) -> Iterator[socket.socket]:
         listener.listen(128)
         listener.setblocking(False)
         draft = home.model_server.with_suffix(".new")
-        draft.write_text(json.dumps({"socket": str(path)}))
+        draft.unlink(missing_ok=True)
+        draft.touch(mode=0o600)
+        draft.write_text(json.dumps({"socket": str(path), "secret": secret}))
         draft.rename(home.model_server)
         try:
-            yield listener
+            yield LocalListener(listener, secret)
         finally:
             home.model_server.unlink(missing_ok=True)
             path.unlink(missing_ok=True)
@@ -95,9 +115,10 @@ def service_caller(gate: Gate, name: str, role: Role) -> Caller:
     with gate.database.read() as tx:
         account = objects.by_name(tx, workspace=ROOT, kind="service", name=name)
     if account is None:
-        with gate.database.write() as tx:
+        with gate.database.write() as plain:
+            tx = gate.audit.recording(plain)
             account = bootstrap.create_service_account(tx, name, role, now=gate.clock())
-            bootstrap.record_bootstrap(tx, gate.audit, administrator=name, now=gate.clock())
+            bootstrap.record_service_account(tx, gate.audit, name=name, now=gate.clock())
     return Caller(PrincipalId(account.id), account.name, "service", "local")
 
 

@@ -10,22 +10,27 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 
 from falaj.assembly import drivers
 from falaj.assembly.compute import LocalCompute
 from falaj.assembly.config import read_config
+from falaj.assembly.deferred import deferred
 from falaj.assembly.home import Home
+from falaj.assembly.parsing import open_parsers
 from falaj.assembly.services import ServiceContext, build_services
+from falaj.assembly.stores import require_shared_stores
 from falaj.control.lease import current_fence
 from falaj.control.services import Services, all_operations
 from falaj.control.workflows.service import IntentQueue
-from falaj.errors import Damaged
+from falaj.errors import Damaged, Fault, Tampered
 from falaj.governance import bootstrap, objects
 from falaj.governance.audit.log import AuditLog, read_log_id
-from falaj.governance.audit.service import Audit
+from falaj.governance.audit.witness import Witness
 from falaj.governance.encryption.keyring import Keyring
 from falaj.governance.identity.directory import Authenticator, BuiltInDirectory, is_still_valid
+from falaj.governance.identity.failures import FailedAuthentications
 from falaj.governance.operations.caller import Caller, start_thread
 from falaj.governance.operations.gate import Gate
 from falaj.governance.policy.authorizer import Authorizer
@@ -33,12 +38,15 @@ from falaj.governance.policy.engine import PolicyText
 from falaj.governance.residency.zones import ZoneRegistry
 from falaj.ports.keys import KeyService
 from falaj.ports.metadata import Database
+from falaj.ports.parsers import ParserPool
 from falaj.records.config import Config
 from falaj.records.governance.residency import Zone
 from falaj.records.names import ROOT, PrincipalId
 from falaj.records.record import utc_now
 
 log = logging.getLogger("falaj.assembly")
+
+LOST_WRITES = "restore the newest backup; to go on without what was lost: falaj audit accept --reason TEXT"
 
 
 @dataclass(frozen=True)
@@ -53,8 +61,11 @@ class LocalPlatform:
     gate: Gate
     services: Services
     authenticator: Authenticator
+    failures: FailedAuthentications
     intents: IntentQueue
     compute: LocalCompute
+    parsers: ParserPool
+    agent_key: bytes
     close_services: Callable[[], None]
     close_audit: Callable[[], None]
 
@@ -62,6 +73,8 @@ class LocalPlatform:
         """Sign the last audit head and close everything."""
         self.close_audit()
         self.close_services()
+        self.compute.close()
+        self.parsers.close()
         self.keys.close()
         self.database.close()
 
@@ -97,8 +110,12 @@ def _assemble(
     keyring = Keyring(database, keys)
     witness = config.audit.witness or home.witness
     gate = _gate(home, config, database, keyring, keys, witness=witness, as_owner=as_owner, clock=clock)
+    require_shared_stores(home, config, database)
+    failures = FailedAuthentications(gate.audit, clock)
     intents = IntentQueue()
-    compute = LocalCompute(home, config, database, gate.zones.default)
+    agent_key = keyring.derived("job agent")
+    compute = LocalCompute(home, config, database, gate.zones.here, agent_key=agent_key)
+    parsers = deferred(partial(open_parsers, home, config))
     services, close_services = build_services(
         ServiceContext(
             home=home,
@@ -107,8 +124,8 @@ def _assemble(
             keyring=keyring,
             keys=keys,
             intents=intents,
-            audit=Audit(gate, gate.audit, keys, witness=witness),
             compute=compute,
+            parsers=parsers,
         )
     )
     return LocalPlatform(
@@ -120,10 +137,13 @@ def _assemble(
         gate=gate,
         services=services,
         authenticator=Authenticator([BuiltInDirectory(database, clock)], database),
+        failures=failures,
         intents=intents,
         compute=compute,
+        parsers=parsers,
+        agent_key=agent_key,
         close_services=close_services,
-        close_audit=_sign_heads(gate, every_s=config.audit.sign_every.total_seconds()),
+        close_audit=_sign_heads(gate, failures, every_s=config.audit.sign_every.total_seconds()),
     )
 
 
@@ -138,21 +158,27 @@ def _gate(
     as_owner: bool,
     clock: Callable[[], datetime],
 ) -> Gate:
-    log_id = _found_once(database, keyring, clock())
-    audit = AuditLog(
-        database, keys=keys, input_key=lambda: keyring.derived("audit input"), log_id=log_id, witness=witness
-    )
-    _record_founding_once(database, audit, clock())
+    log_id = _found_once(database, keyring, home, clock())
+    kept = Witness(witness, keys, log_id=log_id, home=home.ident)
+    audit = AuditLog(database, keys=keys, derive=keyring.derived, log_id=log_id, witness=kept)
+    _require_last_writes(audit, as_owner=as_owner)
+    with database.write() as tx:
+        audit.begin(tx, caller=local_user(), now=clock())
     return Gate(
         database,
         authorizer=Authorizer(all_operations().values(), files=_policy_texts(home, config)),
         audit=audit,
-        zones=ZoneRegistry(_zones(config)),
+        zones=ZoneRegistry(
+            _zones(config),
+            here=config.machine_zone,
+            networks={name: zone.networks for name, zone in config.zones.items() if zone.networks},
+        ),
         seal=keyring,
         fence=current_fence,
         owner=local_caller(database) if as_owner else None,
         holds=is_still_valid,
         clock=clock,
+        cursor_key=keyring.derived("page cursor"),
     )
 
 
@@ -183,40 +209,56 @@ def _is_first_start(database: Database, home: Home, config: Config) -> bool:
     return True
 
 
-def _found_once(database: Database, keyring: Keyring, now: datetime) -> str:
+def _found_once(database: Database, keyring: Keyring, home: Home, now: datetime) -> str:
     with database.write() as tx:
         if not bootstrap.is_bootstrapped(tx):
             bootstrap.bootstrap(tx, keyring, administrator=local_user(), now=now)
+        bootstrap.remember_home(tx, home.ident)
         return read_log_id(tx)
 
 
-def _record_founding_once(database: Database, audit: AuditLog, now: datetime) -> None:
-    with database.write() as tx:
-        if audit.is_empty(tx):
-            bootstrap.record_bootstrap(tx, audit, administrator=local_user(), now=now)
-
-
 def _zones(config: Config) -> list[Zone]:
-    chosen = next((name for name, zone in config.zones.items() if zone.default), next(iter(config.zones)))
     return [
-        Zone(name=name, jurisdiction=zone.jurisdiction, default=name == chosen)
+        Zone(name=name, jurisdiction=zone.jurisdiction, default=name == config.default_zone)
         for name, zone in config.zones.items()
     ]
+
+
+def _require_last_writes(audit: AuditLog, *, as_owner: bool) -> None:
+    """Raise Damaged if the database lost writes that were signed; the owner is told so, and can accept it."""
+    for problem in audit.unbound():
+        if not as_owner:
+            given = Fault(where="metadata database", given=problem, fix=LOST_WRITES)
+            raise Damaged("the metadata database has lost its last writes", faults=[given])
+        log.critical(
+            "the metadata database has lost its last writes: %s To mend it: %s", problem, LOST_WRITES
+        )
 
 
 def _policy_texts(home: Home, config: Config) -> list[PolicyText]:
     return [PolicyText(f"file:{path.name}", path.read_text()) for path in drivers.policy_files(home, config)]
 
 
-def _sign_heads(gate: Gate, *, every_s: float) -> Callable[[], None]:
-    """Append hot windows that ended and sign heads, in a thread, and once more at the end."""
+def _sign_heads(gate: Gate, failures: FailedAuthentications, *, every_s: float) -> Callable[[], None]:
+    """Append windows that ended and sign heads, in a thread, and once more at the end."""
     stop = threading.Event()
+    refused = [""]
+
+    def sign() -> None:
+        try:
+            gate.audit.sign_head()
+            refused[0] = ""
+        except Tampered as error:
+            if str(error) != refused[0]:
+                log.critical("the audit log was tampered with, run `falaj audit verify`: %s", error)
+            refused[0] = str(error)
 
     def keep() -> None:
         while not stop.wait(every_s):
             try:
                 gate.hot.flush()
-                gate.audit.sign_head()
+                failures.flush()
+                sign()
             except Exception:
                 log.exception("failed to sign the audit log; retrying")
 
@@ -226,6 +268,7 @@ def _sign_heads(gate: Gate, *, every_s: float) -> Callable[[], None]:
         stop.set()
         thread.join()
         gate.hot.flush(all_windows=True)
-        gate.audit.sign_head()
+        failures.flush(whole_window=False)
+        sign()
 
     return finish

@@ -14,6 +14,8 @@ from typing import Any, NoReturn
 
 from falaj.control import lease
 from falaj.control.authorization import acting, controller_caller, requester
+from falaj.control.cluster_sync import ClusterSync
+from falaj.control.events.delivery import WebhookDelivery
 from falaj.control.jobs.reconciler import JobReconciler
 from falaj.control.pipelines import triggers
 from falaj.control.services import Services
@@ -24,6 +26,7 @@ from falaj.control.workflows.store import WorkRow
 from falaj.errors import Conflict, FalajError, Fenced, Unavailable
 from falaj.governance.operations.caller import Caller, acting_as, on_terms, start_thread
 from falaj.governance.operations.gate import Gate
+from falaj.ports.boot import boot_seconds
 from falaj.ports.workflows import JsonObject, WorkflowEngine, WorkflowOutcome, WorkflowSteps
 from falaj.records.control.workflows import WorkflowState
 
@@ -38,7 +41,7 @@ class ControllerTiming:
     """Periods of the controller.
 
     `lease` is the duration of the lease, which is renewed after a third of it. `every_s` is the pause between ticks,
-    `sweep` the period of cleanup, `judge` the period of drift checks and triggers.
+    `sweep` the period of cleanup, `judge` the period of drift checks, triggers and deliveries to webhooks.
     """
 
     lease: timedelta = timedelta(seconds=10)
@@ -67,8 +70,12 @@ class Controller:
         on_lost: Callable[[], NoReturn] = die,
         jobs: Callable[[int, Callable[[], NoReturn]], JobReconciler] | None = None,
         wake: threading.Event | None = None,
+        renewed: Callable[[float], None] | None = None,
     ) -> None:
-        """`wake` is set by code in this process that has work for the controller, to shorten its pause."""
+        """`wake` is set by code in this process that has work for the controller, to shorten its pause.
+
+        `renewed` is called whenever the lease was taken or renewed, with a reading of `boot_seconds` before that.
+        """
         self._gate = gate
         self._services = services
         self._make_engine = engine
@@ -78,6 +85,7 @@ class Controller:
         self._on_lost = on_lost
         self._make_jobs = jobs
         self._wake = wake
+        self._renewed = renewed
         self._engine: WorkflowEngine | None = None
         self._fence = 0
         self._started: set[str] = set()
@@ -88,11 +96,13 @@ class Controller:
     def run(self, stop: threading.Event) -> None:
         """Stand by until the lease is free, then act until `stop` or until the lease is lost."""
         while not stop.is_set():
+            since = boot_seconds()
             fence = lease.acquire(
                 self._gate.database, self._holder, now=self._gate.clock(), lasts=self._timing.lease
             )
             if fence is not None:
                 log.info("controller holds the lease", extra={"fence": fence, "holder": self._holder})
+                self._extend_attempts(since)
                 self._act(fence, stop)
                 return
             stop.wait(self._timing.every_s)
@@ -114,6 +124,13 @@ class Controller:
 
     def _tick_until(self, fence: int, stop: threading.Event) -> None:
         jobs = None if self._make_jobs is None else self._make_jobs(fence, self._on_lost)
+        deliveries = WebhookDelivery(self._gate, self._services.webhooks, fence=fence)
+        queues = ClusterSync(
+            self._gate, self._services.queues.reconciler, fence=fence, what="queues of the cluster"
+        )
+        scale_up = ClusterSync(
+            self._gate, self._services.nodes.autoscaling, fence=fence, what="requests for nodes"
+        )
         sweep_at = judge_at = self._gate.clock()
         while not stop.is_set():
             try:
@@ -123,6 +140,9 @@ class Controller:
                 if _is_due(judge_at, self._timing.judge, now=self._gate.clock()):
                     judge_at = self._gate.clock() + self._timing.judge
                     self._run_task(self._check_drift)
+                    self._run_task(deliveries.tick)
+                    queues.tick()
+                    scale_up.tick()
                 if _is_due(sweep_at, self._timing.sweep, now=self._gate.clock()):
                     sweep_at = self._gate.clock() + self._timing.sweep
                     self._run_task(self._sweep)
@@ -131,6 +151,9 @@ class Controller:
             except Unavailable as error:
                 log.warning("controller waits for a backing service", extra={"reason": error.message})
             self._pause(stop)
+        deliveries.close()
+        queues.close()
+        scale_up.close()
         if jobs is not None:
             jobs.stop()
 
@@ -145,15 +168,25 @@ class Controller:
         """Renew the lease well before it ends; one that could not be renewed in time is lost."""
         good_until = self._gate.clock() + self._timing.lease
         while not stop.wait(self._timing.lease.total_seconds() / 3):
-            now = self._gate.clock()
+            now, since = self._gate.clock(), boot_seconds()
             with suppress(Unavailable):
                 if not lease.renew(self._gate.database, self._fence, now=now, lasts=self._timing.lease):
                     log.error("lease taken by another controller")
                     self._on_lost()
                 good_until = now + self._timing.lease
+                self._extend_attempts(since)
             if self._gate.clock() > good_until:
                 log.error("lease not renewed in time")
                 self._on_lost()
+
+    def _extend_attempts(self, since: float) -> None:
+        """Extend the lease of the attempts on this machine, as the controller's own has been."""
+        if self._renewed is None:
+            return
+        try:
+            self._renewed(since)
+        except OSError as error:  # tried again at the next renewal
+            log.warning("lease of attempts not renewed", extra={"reason": str(error)})
 
     def _reconcile_work(self) -> None:
         with self._gate.database.read() as tx:
@@ -236,6 +269,7 @@ class Controller:
     def _sweep(self) -> None:
         with acting(controller_caller(self._gate.database), fence=self._fence):
             self._services.blobs.cleanup()
+            self._services.features.cleanup()
             self._services.platform.cleanup()
 
 
@@ -292,9 +326,12 @@ class _AuthorizedSteps:
         counted = {} if of is None else {"step": done, "steps": of}
         self._controller._update(self.workflow, doing=words, **counted)
 
-    def undo(self, name: str, body: Callable[[], JsonObject]) -> JsonObject:
+    def as_controller(self, name: str, body: Callable[[], JsonObject]) -> JsonObject:
         self._done += 1
-        found = self._steps.run(name, lambda: self._perform(name, body, caller=self._own_caller))
+        return self._steps.run(name, lambda: self._perform(name, body, caller=self._own_caller))
+
+    def undo(self, name: str, body: Callable[[], JsonObject]) -> JsonObject:
+        found = self.as_controller(name, body)
         with self._controller._gate.database.read() as tx:
             if store.work_row(tx, self.workflow).cancelling:
                 raise Conflict("cancelled; what it had begun was undone")

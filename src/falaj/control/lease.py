@@ -1,7 +1,8 @@
 """The controller's lease: one controller acts at a time, and each takeover has a greater fencing number.
 
-The name of a holder tells controllers on the same machine whether its process is dead, so that they need not wait until
-its lease expires.
+On PostgreSQL leases go by the clock of the server, since those of the machines may differ; `now` counts where the
+database is a file. The name of a holder tells controllers on the same machine whether its process is dead, so that they
+need not wait until its lease expires.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ def acquire(database: Database, holder: str, *, now: datetime, lasts: timedelta)
     try:
         with database.write() as tx:
             held = tx.execute(_lease.with_for_update()).first()
+            now = tx.server_time() or now
             # A lease that ends later than any lease can was taken under a wrong clock.
             if held is not None and now < held.expires_at <= now + FAR * lasts and not is_dead(held.holder):
                 return None
@@ -59,18 +61,20 @@ def acquire(database: Database, holder: str, *, now: datetime, lasts: timedelta)
 def renew(database: Database, fence: int, *, now: datetime, lasts: timedelta) -> bool:
     """Extend the lease. Return False if it has passed to another controller."""
     with database.write() as tx:
-        return tx.execute(_renew, {"held": fence, "until": now + lasts}).rowcount == 1
+        until = (tx.server_time() or now) + lasts
+        return tx.execute(_renew, {"held": fence, "until": until}).rowcount == 1
 
 
 def release(database: Database, fence: int, *, now: datetime) -> None:
     """Give the lease up, so that a standby takes over at once."""
     with database.write() as tx:
-        tx.execute(_renew, {"held": fence, "until": now})
+        tx.execute(_renew, {"held": fence, "until": tx.server_time() or now})
 
 
 def held_by(tx: Transaction, *, now: datetime) -> str | None:
     """Return the holder of a valid lease, or None if there is none or its process is dead."""
     held = tx.execute(_lease).first()
+    now = tx.server_time() or now
     if held is None or not now < held.expires_at <= now + LONGEST or is_dead(held.holder):
         return None
     return str(held.holder)

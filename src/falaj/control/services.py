@@ -6,14 +6,17 @@ from dataclasses import dataclass, fields
 from functools import cache
 from typing import get_type_hints
 
+from falaj.control.clusters import Clusters
+from falaj.control.nodes import Nodes
 from falaj.control.pipelines.service import Pipelines
-from falaj.control.service import Nodes, PlatformService
+from falaj.control.service import PlatformService
 from falaj.control.workflows.service import Workflows
 from falaj.features.service import Features
 from falaj.governance.audit.service import Audit
 from falaj.governance.blobs.service import Blobs
 from falaj.governance.catalog.service import Objects
 from falaj.governance.encryption.service import Keys
+from falaj.governance.events.service import Events, Webhooks
 from falaj.governance.identity.service import Groups, Tokens, Users, Workspaces
 from falaj.governance.lineage.service import Lineage
 from falaj.governance.operations.operation import Operation, operations_of
@@ -42,6 +45,8 @@ class Services:
     zones: Zones
     keys: Keys
     secrets: Secrets
+    events: Events
+    webhooks: Webhooks
     blobs: Blobs
     lineage: Lineage
     audit: Audit
@@ -49,6 +54,7 @@ class Services:
     platform: PlatformService
     runs: Runs
     nodes: Nodes
+    clusters: Clusters
     jobs: Jobs
     queues: Queues
     usage: Usage

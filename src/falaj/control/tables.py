@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy import BigInteger, Boolean, Column, ForeignKey, Index, Integer, Table, Text
 
-from falaj.ports.metadata import METADATA, JsonText, UtcTime
+from falaj.ports.metadata import METADATA, UNRECORDED, JsonText, UtcTime, recorded
 
 work = Table(
     "control_work",
@@ -25,6 +25,7 @@ work = Table(
     Column("cancelling", Boolean, nullable=False),
     Column("ended_at", UtcTime),
     Index("control_work_state", "state"),
+    info=recorded("workflow", "input", "behalf", "scope", "actions"),
 )
 
 leases = Table(
@@ -34,6 +35,7 @@ leases = Table(
     Column("holder", Text, nullable=False),
     Column("fence", BigInteger, nullable=False),
     Column("expires_at", UtcTime, nullable=False),
+    info=UNRECORDED,
 )
 
 pipelines = Table(
@@ -46,4 +48,5 @@ pipelines = Table(
     Column("started_at", UtcTime),
     Column("cause", Text),
     Column("work", Text, ForeignKey("governance_objects.id")),
+    info=recorded("definition", "code", "applied_by"),
 )

@@ -1,4 +1,4 @@
-"""Arrow tables: parse, cast to types, number and stream rows.
+"""Arrow tables: cast to types, number and stream rows.
 
 Other modules import this one inside functions, because pyarrow is slow to load and few commands need it.
 """
@@ -6,16 +6,19 @@ Other modules import this one inside functions, because pyarrow is slow to load 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from datetime import UTC, datetime
+from difflib import get_close_matches
+from itertools import zip_longest
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.csv as csv
-import pyarrow.ipc as ipc
 import pyarrow.parquet as parquet
 
 from falaj.errors import Fault, InvalidInput, shorten
 from falaj.governance.operations.operation import ArrowStream
+from falaj.ports.memory import MemoryLease
+from falaj.ports.metadata import to_micros
 from falaj.ports.online import ArrowBatch
 from falaj.ports.queries import ArrowInput, ArrowTable
 from falaj.ports.tables import ArrowDataset
@@ -30,30 +33,17 @@ TYPES = {
 }
 
 IN_MEMORY_BYTES = 512 << 20
+"""Largest view that a join keeps in memory."""
+BATCH_ROWS = 1 << 17
 TEXT_BYTES = 64
 """Assumed size of a text value; only reading it would tell."""
 ZONE = r"(Z|[+-]\d\d:?\d\d)$"
 """The time zone at the end of a timestamp; one without it is in UTC."""
+EARLIEST = to_micros(datetime.min.replace(tzinfo=UTC))
+LATEST = to_micros(datetime.max.replace(tzinfo=UTC))
+"""The moments that Python has, in microseconds since 1970: whatever is stored can be read."""
 SHOWN_ROWS = 3
 """Bad rows that an error names."""
-
-
-def parse(data: bytes, *, name: str, texts: frozenset[str] = frozenset()) -> ArrowTable:
-    """Parse `data` as Parquet, Arrow or else CSV, where the columns in `texts` are read as text."""
-    buffer = pa.BufferReader(data)
-    try:
-        if data[:4] == b"PAR1":
-            return parquet.read_table(buffer)
-        if data[:6] == b"ARROW1":
-            return ipc.open_file(buffer).read_all()
-        if data[:4] == b"\xff\xff\xff\xff":
-            return ipc.open_stream(buffer).read_all()
-        types = dict.fromkeys(texts, pa.string())
-        return csv.read_csv(buffer, convert_options=csv.ConvertOptions(column_types=types))
-    except (pa.ArrowException, OSError) as error:
-        raise InvalidInput.at(
-            f"blob {name}", given=str(error).partition("\n")[0], allowed="rows as Parquet, CSV or Arrow"
-        ) from None
 
 
 def conform(
@@ -65,11 +55,14 @@ def conform(
     for column in columns:
         if rows.column_names.count(column.name) != 1:
             given = shorten(f"columns {', '.join(rows.column_names)}", limit=400)
+            others = {name.casefold(): name for name in rows.column_names if name != column.name}
+            close = get_close_matches(column.name.casefold(), others, n=1)
+            fix = f"did you mean {shorten(others[close[0]])}? Rename it to {column.name}" if close else None
             faults.append(
-                Fault(where=f"{where}.{column.name}", given=given, allowed="one column of this name")
+                Fault(where=f"{where}.{column.name}", given=given, allowed="one column of this name", fix=fix)
             )
             continue
-        values = _cast(rows[column.name], column, where, faults)
+        values = _cast(rows[column.name], column.name, column.type, where, faults)
         if values is not None and column.name in required and values.null_count:
             empty = pc.indices_nonzero(pc.is_null(values))
             nulls = f"{values.null_count} without a value: {_row_numbers(empty[:SHOWN_ROWS].to_pylist(), len(empty))}"
@@ -82,25 +75,173 @@ def conform(
     return pa.table(found)
 
 
+def in_stored_units(rows: ArrowTable) -> ArrowTable:
+    """Return `rows` with times in microseconds and dates in days, as tables store them; nanoseconds are cut."""
+    columns = [values.cast(_stored_unit(values.type), safe=False) for values in rows.columns]
+    return pa.table(columns, names=rows.column_names)
+
+
+def _stored_unit(kind: Any) -> Any:
+    if pa.types.is_timestamp(kind):
+        return pa.timestamp("us", kind.tz)
+    return pa.date32() if pa.types.is_date64(kind) else kind
+
+
+def _is_ns(kind: Any) -> bool:
+    """Tell whether values have nanoseconds, which are cut; `cut_nanoseconds` tells it."""
+    return pa.types.is_timestamp(kind) and bool(kind.unit == "ns")
+
+
+class Assumption(NamedTuple):
+    """How values were read that do not say it themselves: what was found in a column, and what became of it."""
+
+    column: str
+    found: str
+    read_as: str
+    allowed: str
+
+    def __str__(self) -> str:
+        return f"{self.column}: {self.found}, {self.read_as}"
+
+
+def assumptions_of(rows: ArrowTable, columns: tuple[Feature, ...]) -> list[Assumption]:
+    """Return what `conform` assumes when it reads `columns` of `rows`, and which other columns it leaves out."""
+    names = {column.name for column in columns}
+    return time_assumptions(rows, columns) + [
+        Assumption(name, "not a column of the view", "left out", "the columns of the view and no others")
+        for name in rows.column_names
+        if name not in names
+    ]
+
+
+def time_assumptions(rows: ArrowTable, columns: tuple[Feature, ...]) -> list[Assumption]:
+    """Return what `conform` assumes about the times in `columns` of `rows`."""
+    found: list[Assumption] = []
+    for column in columns:
+        if column.type is ColumnType.MOMENT and rows.column_names.count(column.name) == 1:
+            found += _zone_assumptions(column.name, rows[column.name])
+            found += cut_nanoseconds(column.name, rows[column.name])
+    return found
+
+
+def _zone_assumptions(name: str, values: Any) -> Iterator[Assumption]:
+    kind = values.type
+    naive = 0
+    if pa.types.is_date(kind) or (pa.types.is_timestamp(kind) and not kind.tz):
+        naive = len(values) - values.null_count
+    elif pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        naive = pc.sum(pc.invert(pc.match_substring_regex(values, ZONE))).as_py() or 0
+    if naive:
+        allowed = "timestamps with a time zone, such as 2024-06-01T08:00:00Z"
+        yield Assumption(name, f"{_count(naive)} without a time zone", "read as UTC", allowed)
+
+
+def cut_nanoseconds(name: str, values: Any) -> Iterator[Assumption]:
+    """Yield how many timestamps of a column lose nanoseconds when they are stored, if any does."""
+    kind = values.type
+    if _is_ns(kind):
+        exact = values.cast(pa.timestamp("us", kind.tz), safe=False).cast(kind)
+        if cut := pc.sum(pc.not_equal(exact, values)).as_py():
+            yield Assumption(
+                name, f"{_count(cut)} with nanoseconds", "cut to microseconds", "whole microseconds"
+            )
+
+
+def _count(number: int) -> str:
+    return f"{number} timestamp{'s' if number > 1 else ''}"
+
+
+def schema_of(columns: tuple[Feature, ...]) -> Any:
+    """Return the Arrow schema of `columns`, as `conform` makes it."""
+    return pa.schema([(column.name, TYPES[column.type]) for column in columns])
+
+
+def fits(dataset: ArrowDataset, column: str, kind: ColumnType) -> bool:
+    """Tell whether all values of a column can be cast to a type exactly."""
+    try:
+        for batch in dataset.scanner(columns=[column], use_threads=False).to_batches():
+            batch.column(0).cast(TYPES[kind])
+    except pa.ArrowInvalid:
+        return False
+    return True
+
+
+def guess_type(values: Any) -> ColumnType | None:
+    """Return the type of column that can store `values`; text that is times throughout is a moment. None: no type."""
+    kind = values.type
+    if pa.types.is_boolean(kind):
+        return ColumnType.BOOLEAN
+    if pa.types.is_integer(kind):
+        return ColumnType.INTEGER
+    if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
+        return ColumnType.FLOAT
+    if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
+        return ColumnType.MOMENT
+    if not pa.types.is_string(kind) and not pa.types.is_large_string(kind):
+        return None
+    is_empty = values.null_count == len(values)
+    return ColumnType.TEXT if is_empty or not _is_castable(values, ColumnType.MOMENT) else ColumnType.MOMENT
+
+
+def _is_castable(values: Any, kind: ColumnType) -> bool:
+    try:
+        _converted(values, kind)
+    except pa.ArrowException:
+        return False
+    return True
+
+
+def with_columns(dataset: ArrowDataset, columns: tuple[Feature, ...]) -> ArrowStream:
+    """Stream the rows of a dataset in `columns`, null where it has none, and those of the platform ("__…") behind."""
+    own = [field for field in dataset.schema if field.name.startswith("__")]
+    schema = pa.schema([*schema_of(columns), *own])
+
+    def batches() -> Iterator[Any]:
+        for batch in dataset.scanner(use_threads=False).to_batches():
+            yield pa.record_batch([_column(batch, field) for field in schema], schema=schema)
+
+    reader: ArrowStream = pa.RecordBatchReader.from_batches(schema, batches())
+    return reader
+
+
+def _column(batch: Any, field: Any) -> Any:
+    if field.name not in batch.schema.names:
+        return pa.nulls(batch.num_rows, field.type)
+    return batch.column(field.name).cast(field.type)
+
+
 def with_row_numbers(rows: ArrowTable, column: str, *, start: int = 0) -> ArrowTable:
     """Return `rows` with a column of row numbers that begins at `start`."""
     return rows.append_column(column, pa.arange(start, start + rows.num_rows))
 
 
-def in_memory_if_small(dataset: ArrowDataset) -> ArrowInput:
+def with_moment(rows: ArrowTable, column: str, moment: datetime | None) -> ArrowTable:
+    """Return `rows` with a column that has the same moment in every row."""
+    return rows.append_column(column, pa.repeat(pa.scalar(moment, TYPES[ColumnType.MOMENT]), rows.num_rows))
+
+
+def in_memory_if_small(dataset: ArrowDataset, *, memory: MemoryLease) -> ArrowInput:
     """Load `dataset` into memory if it is small: a join reads it three times, and decoding dominates the cost."""
     widths = [TEXT_BYTES if pa.types.is_string(kind) else 8 for kind in dataset.schema.types]
-    return _whole(dataset) if dataset.count_rows() * sum(widths) <= IN_MEMORY_BYTES else dataset
+    limit_bytes = min(IN_MEMORY_BYTES, memory.spare_bytes // 2)
+    if dataset.count_rows() * sum(widths) > limit_bytes:
+        return dataset
+    table = _whole(dataset, limit_bytes)
+    if table is None:
+        return dataset
+    memory.grow(table.nbytes)
+    return table
 
 
-def stream_batches(dataset: ArrowDataset) -> ArrowStream:
-    """Stream the batches of a dataset in storage order."""
-    scanner = dataset.scanner(use_threads=False)
+def stream_in_order(dataset: ArrowDataset, number: str, columns: Sequence[str]) -> ArrowStream:
+    """Stream `columns` of a dataset in the order of its column `number`; without that column, in storage order.
 
-    def batches() -> Iterator[Any]:
-        yield from scanner.to_batches()
-
-    reader: ArrowStream = pa.RecordBatchReader.from_batches(scanner.projected_schema, batches())
+    A table store may write the parts of a large table in any order.
+    """
+    schema = pa.schema([dataset.schema.field(name) for name in columns])
+    batches = _ordered(dataset, number) if number in dataset.schema.names else _stored(dataset)
+    shown = (batch.select(schema.names).cast(schema) for batch in batches)
+    reader: ArrowStream = pa.RecordBatchReader.from_batches(schema, shown)
     return reader
 
 
@@ -115,30 +256,132 @@ def online_batch(keys: Sequence[bytes], events: Sequence[int], values: Sequence[
     )
 
 
-def _whole(dataset: ArrowDataset) -> ArrowTable:
-    """Read file by file: the dataset's scanner takes three times as long with fresh memory (measured)."""
-    files = [parquet.ParquetFile(fragment.open()).read() for fragment in dataset.get_fragments()]
+def _stored(dataset: ArrowDataset) -> Iterator[Any]:
+    yield from dataset.scanner(use_threads=False).to_batches()
+
+
+def _ordered(dataset: ArrowDataset, number: str) -> Iterator[Any]:
+    """Yield batches by `number`. A row is held back until no row group that is still unread has a lower one."""
+    groups = sorted(_row_groups(dataset, number), key=lambda group: group[0])
+    bounds = [lowest for lowest, _, _ in groups[1:]]
+    held: ArrowTable | None = None
+    for (_, fragment, position), bound in zip_longest(groups, bounds):
+        read = parquet.ParquetFile(fragment.open()).read_row_group(position, use_threads=False)
+        held = _sorted(read if held is None else pa.concat_tables([held, read]), number)
+        ready = held.num_rows if bound is None else pc.sum(pc.less(held[number], bound)).as_py()
+        yield from held[:ready].to_batches(max_chunksize=BATCH_ROWS)
+        held = held[ready:] if ready < held.num_rows else None
+
+
+def _row_groups(dataset: ArrowDataset, number: str) -> Iterator[tuple[int, Any, int]]:
+    """Yield the row groups of all files: their lowest number, the fragment of their file and their position in it."""
+    for fragment in dataset.get_fragments():
+        file = parquet.ParquetFile(fragment.open())
+        for position in range(file.num_row_groups):
+            lowest = pc.min(file.read_row_group(position, columns=[number])[number]).as_py()
+            if lowest is not None:  # else it has no rows
+                yield lowest, fragment, position
+
+
+def _sorted(rows: ArrowTable, number: str) -> ArrowTable:
+    order = pc.sort_indices(rows[number])
+    return rows if order.equals(pa.arange(0, len(order)).cast(order.type)) else rows.take(order)
+
+
+def _whole(dataset: ArrowDataset, limit_bytes: int) -> ArrowTable | None:
+    """Read file by file: the dataset's scanner takes three times as long with fresh memory (measured).
+
+    Return None if the rows take more than `limit_bytes`: text can be longer than was assumed.
+    """
+    files, taken = [], 0
+    for fragment in dataset.get_fragments():
+        for batch in parquet.ParquetFile(fragment.open()).iter_batches(batch_size=BATCH_ROWS):
+            taken += batch.nbytes
+            if taken > limit_bytes:
+                return None
+            files.append(pa.Table.from_batches([batch]))
     return pa.concat_tables(files).cast(dataset.schema) if files else dataset.to_table()
 
 
-def _cast(values: Any, column: Feature, where: str, faults: list[Fault]) -> Any:
-    """Cast `values` to the type of `column`; on failure return None and add a fault with the first bad rows."""
+def storable(rows: ArrowTable, *, where: str) -> ArrowTable:
+    """Return `rows` in types that table stores take. Raise InvalidInput with all faults."""
+    faults: list[Fault] = []
+    columns = [
+        _storable(column, name, where, faults)
+        for name, column in zip(rows.column_names, rows.columns, strict=True)
+    ]
+    if faults:
+        raise InvalidInput(f"{where}: {len(faults)} columns cannot be stored", faults=faults)
+    return pa.table(columns, names=rows.column_names)
+
+
+def _storable(column: Any, name: str, where: str, faults: list[Fault]) -> Any:
+    kind, types = column.type, pa.types
+    if types.is_float16(kind):
+        return column.cast(pa.float32())
+    if types.is_unsigned_integer(kind):  # tables have signed ones of the same width
+        found = _cast(column, name, ColumnType.INTEGER, where, faults)
+        return column if found is None else found
+    if types.is_timestamp(kind) or types.is_date(kind):
+        _cast(column, name, ColumnType.MOMENT, where, faults)
+    elif not _is_storable(kind):
+        given = shorten(str(kind), limit=200)
+        faults.append(Fault(where=f"{where}.{shorten(name)}", given=given, allowed=STORED_TYPES))
+    return column
+
+
+def _is_storable(kind: Any) -> bool:
+    types = pa.types
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        return _is_storable(kind.value_type)
+    if types.is_map(kind):
+        return _is_storable(kind.key_type) and _is_storable(kind.item_type)
+    if types.is_struct(kind):
+        inner = [kind.field(number).type for number in range(kind.num_fields)]
+        return bool(inner) and all(map(_is_storable, inner))
+    if types.is_integer(kind) or types.is_floating(kind):
+        return not types.is_uint64(kind) and not types.is_float16(kind)
+    if types.is_fixed_size_binary(kind) and not types.is_decimal(kind):
+        return bool(kind.byte_width)
+    return any(is_kind(kind) for is_kind in STORED_KINDS)
+
+
+STORED_KINDS = (
+    pa.types.is_null,
+    pa.types.is_boolean,
+    pa.types.is_decimal128,
+    pa.types.is_string,
+    pa.types.is_large_string,
+    pa.types.is_binary,
+    pa.types.is_large_binary,
+    pa.types.is_timestamp,
+    pa.types.is_date,
+)
+STORED_TYPES = "numbers, booleans, text, bytes, dates, timestamps, and lists, structs and maps of these"
+
+
+def _cast(values: Any, name: str, kind: ColumnType, where: str, faults: list[Fault]) -> Any:
+    """Cast `values` to the type `kind`; on failure return None and add a fault with the first bad rows."""
     try:
-        return _converted(values, column.type)
+        return _converted(values, kind)
     except (pa.ArrowNotImplementedError, pa.ArrowTypeError):
-        given = f"{values.type}, which cannot be cast to {_type_name(column.type)}"
+        given = f"{values.type}, which cannot be cast to {_type_name(kind)}"
     except pa.ArrowInvalid:
-        bad = _bad_rows(values, column.type, 0, SHOWN_ROWS + 1)
-        shown = ", ".join(shorten(values[number].as_py(), limit=30) for number in bad[:SHOWN_ROWS])
+        bad = _bad_rows(values, kind, 0, SHOWN_ROWS + 1)
+        shown = ", ".join(shorten(_shown(values[number]), limit=30) for number in bad[:SHOWN_ROWS])
         given = f"{values.type}: {shown} in {_row_numbers(bad[:SHOWN_ROWS], len(bad))}"
-    faults.append(Fault(where=f"{where}.{column.name}", given=given, allowed=_type_name(column.type)))
+    faults.append(Fault(where=f"{where}.{shorten(name)}", given=given, allowed=_type_name(kind)))
     return None
 
 
 def _converted(values: Any, kind: ColumnType) -> Any:
+    if pa.types.is_floating(values.type):  # pandas writes nulls as NaN; as a text it would be a key, "nan"
+        values = pc.if_else(pc.is_nan(values), None, values)
+    if pa.types.is_large_string(values.type):  # polars and pandas write text so
+        values = values.cast(pa.string())
     if kind is ColumnType.MOMENT and pa.types.is_timestamp(values.type):
         values = values if values.type.tz else pc.assume_timezone(values, "UTC")
-        return values.cast(TYPES[kind], safe=False)  # truncates to microseconds
+        return _readable(values.cast(TYPES[kind], safe=not _is_ns(values.type)))  # coarser units may overflow
     if kind is ColumnType.MOMENT and pa.types.is_string(values.type):
         zoned = pc.match_substring_regex(values, ZONE)
         values = pc.if_else(zoned, values, pc.binary_join_element_wise(values, "Z", ""))
@@ -147,9 +390,25 @@ def _converted(values: Any, kind: ColumnType) -> Any:
     ):
         raise pa.ArrowTypeError(f"{values.type} is not a timestamp")
     found = values.cast(TYPES[kind])
-    if kind is ColumnType.FLOAT:  # pandas writes nulls as NaN
+    if kind is ColumnType.FLOAT:  # text may say "nan"
         found = pc.if_else(pc.is_nan(found), None, found)
-    return found
+    return _readable(found) if kind is ColumnType.MOMENT else found
+
+
+def _readable(moments: Any) -> Any:
+    """Return `moments`; ArrowInvalid if one is of a year that no reader has."""
+    bounds = pc.min_max(moments.cast(pa.int64())).as_py()
+    if bounds["min"] is not None and not EARLIEST <= bounds["min"] <= bounds["max"] <= LATEST:
+        raise pa.ArrowInvalid("a timestamp outside the years 1 to 9999")
+    return moments
+
+
+def _shown(value: Any) -> object:
+    """Return a value as an error shows it; Python has neither all years nor nanoseconds."""
+    try:
+        return (value.cast(pa.string()) if pa.types.is_temporal(value.type) else value).as_py()
+    except (pa.ArrowInvalid, OverflowError, ValueError, KeyError):  # a time zone that nobody knows
+        return getattr(value, "value", str(value.type))
 
 
 def _bad_rows(values: Any, kind: ColumnType, start: int, limit: int) -> list[int]:
@@ -174,4 +433,6 @@ def _row_numbers(first: list[int], count: int) -> str:
 
 
 def _type_name(kind: ColumnType) -> str:
-    return "a timestamp like 2024-06-01T08:00:00Z" if kind is ColumnType.MOMENT else str(kind)
+    if kind is ColumnType.MOMENT:
+        return "a timestamp like 2024-06-01T08:00:00Z, in the years 1 to 9999"
+    return str(kind)

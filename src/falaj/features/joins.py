@@ -1,7 +1,8 @@
 """Point-in-time joins as SQL: for every row of a spine, the features of its entity as known at its time.
 
-A row of a view is *known* from the later of its event time and its created time. Of the known rows, the one with the
-newest event time is selected; ties go to the later created time, then to the later arrival. Two plans find it:
+A row of a view is *known* from the later of its event time and its created time, which is a column of the view or when
+the row came in. Of the known rows, the one with the newest event time is selected; ties go to the later created time,
+then to the later arrival. Two plans find it:
 
 - in order: a row that becomes known after one with a newer event time is never selected. Without such rows, the
   selected row is the last that became known, which ASOF JOIN finds in one pass over sorted rows.
@@ -17,12 +18,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 
+from falaj.errors import InvalidInput
 from falaj.ports.queries import ArrowInput, ArrowTable, QueryEngine
+from falaj.records.features import Feature, FeatureView, KnownAt, StoredView
+from falaj.records.names import repeated_names
 
 ROW = "__row"
 """The number of a spine row, by which the result is ordered."""
 ARRIVAL = "__arrival"
 """The sequence number of a view's row, in order of arrival."""
+INGESTED = "__ingested"
+"""When a row came in, if it was known from then on; null in a back-fill, whose rows were known when they happened."""
 EVENT = "__event"
 """The event time of a row in microseconds, in the result of `newest_rows`."""
 
@@ -100,15 +106,38 @@ def point_in_time_join(
     return "\n".join(["WITH", ",\n".join(steps), found, *joins, f"ORDER BY spine.{ROW}"])
 
 
-def newest_rows(view: JoinedView) -> str:
-    """Select the newest row of every key of `view` once all rows are known; its event time is `__event`."""
+def newest_rows(view: JoinedView, *, since: int) -> str:
+    """Select the rows of every key of `view` that are the newest known at some moment from `since` (microseconds) on.
+
+    A row is that from `__known` until the `__known` of the next one of its key; its event time is `__event`.
+    """
     keys = _list(view.keys)
-    order = ", ".join(f"{column} DESC" for column in (EVENT, "__created", ARRIVAL))
     known = " AND ".join(f"{quoted(key)} IS NOT NULL" for key in view.keys)
+    chain = _newest_known(view, [*view.keys, *view.features])
     return (
-        f"SELECT {keys}, {EVENT}, {_list(view.features)} FROM ({_timed(view, [*view.keys, *view.features])})"  # noqa: S608
-        f" WHERE {known} QUALIFY row_number() OVER (PARTITION BY {keys} ORDER BY {order}) = 1"
+        f"SELECT {keys}, {EVENT}, __known, {_list(view.features)} FROM ({chain}) WHERE {known}"  # noqa: S608
+        f" QUALIFY coalesce(lead(__known) OVER (PARTITION BY {keys} ORDER BY __known) > {since}, true)"
     )
+
+
+def created_column(view: StoredView) -> str | None:
+    """Return the column that says when rows of `view` were known; none if that is their event time."""
+    if view.known_at is KnownAt.INGESTION:
+        return INGESTED
+    return view.definition.created_time
+
+
+def require_distinct_columns(view: FeatureView, keys: tuple[Feature, ...]) -> None:
+    """Raise InvalidInput if columns of a view have the same name: a query would read one for the other."""
+    moments = [view.event_time] + ([view.created_time] if view.created_time else [])
+    for columns in (view.columns, view.features):
+        if same := repeated_names([*(each.name for each in (*keys, *columns)), *moments]):
+            raise InvalidInput.at(
+                f"view {view.name}",
+                given=", ".join(same),
+                allowed="keys, time columns, columns and aggregations whose names differ by more than case",
+                fix="rename all but one of them",
+            )
 
 
 def quoted(name: str) -> str:
@@ -120,7 +149,8 @@ def _picked(view: JoinedView) -> str:
     """Select for every spine row the arrival of its view row, unless there is none or it exceeds the TTL."""
     return (
         f"SELECT s.{ROW}, r.{ARRIVAL} FROM s"  # noqa: S608 - names are quoted
-        f" ASOF JOIN ({_newest_known(view)}) r ON {_same_key(view)} AND s.__at >= r.__known WHERE {_within_ttl(view)}"
+        f" ASOF JOIN ({_newest_known(view, view.keys)}) r ON {_same_key(view)} AND s.__at >= r.__known"
+        f" WHERE {_within_ttl(view)}"
     )
 
 
@@ -149,15 +179,15 @@ def _within_ttl(view: JoinedView) -> str:
     return "true" if view.ttl is None else f"s.__at - r.{EVENT} <= {view.ttl // _MICROSECOND}"
 
 
-def _newest_known(view: JoinedView) -> str:
-    """Select the rows of `view` that are the newest known at some time, from `__known` on; one per key and time.
+def _newest_known(view: JoinedView, columns: Iterable[str]) -> str:
+    """Select `columns` of the rows that are the newest known at some time, from `__known` on; one per key and time.
 
     Rows of one event become known in the order of their created times, so comparing event times is enough.
     """
     keys = _list(view.keys)
     return (
         f"SELECT * FROM (SELECT *, max({EVENT}) OVER w AS __newest, lead(__known) OVER w AS __next"  # noqa: S608
-        f" FROM ({_timed(view, view.keys)})"
+        f" FROM ({_timed(view, columns)})"
         f" WINDOW w AS (PARTITION BY {keys} ORDER BY __known, {EVENT}, __created, {ARRIVAL}))"
         f" WHERE {EVENT} = __newest AND __next IS DISTINCT FROM __known"
     )
@@ -168,11 +198,14 @@ def _timed(view: JoinedView, columns: Iterable[str]) -> str:
 
     The condition is an expression on purpose: on a bare column, the scan would filter and copy every batch.
     """
-    event, created = quoted(view.event_time), quoted(view.created_time or view.event_time)
+    event = f"epoch_us({quoted(view.event_time)})"
+    created = f"epoch_us({quoted(view.created_time or view.event_time)})"
+    if view.created_time == INGESTED:
+        created = f"coalesce({created}, {event})"
     return (
-        f"SELECT {_list(columns)}, {ARRIVAL}, epoch_us({event}) AS {EVENT},"  # noqa: S608 - names are quoted
-        f" epoch_us({created}) AS __created, greatest({EVENT}, __created) AS __known"
-        f" FROM {quoted(view.rows)} WHERE epoch_us({event}) + epoch_us({created}) IS NOT NULL"
+        f"SELECT {_list(columns)}, {ARRIVAL}, {event} AS {EVENT},"  # noqa: S608 - names are quoted
+        f" {created} AS __created, greatest({EVENT}, __created) AS __known"
+        f" FROM {quoted(view.rows)} WHERE {event} + {created} IS NOT NULL"
     )
 
 

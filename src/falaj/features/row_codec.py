@@ -1,8 +1,17 @@
 """Encode and decode the features of one key as bytes of a fixed layout.
 
+A row:
+
     event time   8 bytes, microseconds since 1970
     nulls        a bit per feature
     values       8 bytes per feature, in order; for text: its offset after the values, and its length
+
+A value is the rows of a key that are its newest known, one after the other:
+
+    mark         8 bytes that no event time has: earlier values are a row alone
+    count        4 bytes
+    spans        for each row, from when it is the newest known (8 bytes, microseconds since 1970), and its length (4)
+    rows
 
 The bytes do not name the features: each version of a view has one layout and is stored under its own name.
 """
@@ -25,6 +34,38 @@ _CODES = {
     ColumnType.MOMENT: "q",
     ColumnType.TEXT: "II",
 }
+
+
+ALWAYS = -(1 << 63)
+"""The moment from which a row is known that was known before anyone could ask."""
+
+_MARK = struct.pack("<q", ALWAYS)
+_COUNT = struct.Struct("<I")
+_SPAN = struct.Struct("<qI")
+
+
+def join_rows(rows: Sequence[tuple[int, bytes]]) -> bytes:
+    """Return the value of a key: encoded rows, each with the moment from which it is known, in their order."""
+    spans = b"".join(_SPAN.pack(known, len(row)) for known, row in rows)
+    return _MARK + _COUNT.pack(len(rows)) + spans + b"".join(row for _, row in rows)
+
+
+def is_joined(value: bytes) -> bool:
+    """Tell whether a value was made by `join_rows`; earlier ones are a row alone."""
+    return value.startswith(_MARK)
+
+
+def row_at(value: bytes, now: int) -> bytes | None:
+    """Return the encoded row that is the newest known at `now` (microseconds); none if none is known yet."""
+    (count,) = _COUNT.unpack_from(value, len(_MARK))
+    start = len(_MARK) + _COUNT.size
+    offset, found = start + count * _SPAN.size, None
+    for known, length in _SPAN.iter_unpack(value[start:offset]):
+        if known > now:
+            break
+        found = value[offset : offset + length]
+        offset += length
+    return found
 
 
 class RowCodec:
@@ -54,7 +95,7 @@ class RowCodec:
     def _encode_row(self, event: int, values: list[Any]) -> bytes:
         mask, flat, tail = 0, list[Any](), b""
         for number, (kind, given) in enumerate(zip(self._kinds, values, strict=True)):
-            value = None if kind is ColumnType.FLOAT and not _is_finite(given) else given
+            value = None if kind is ColumnType.FLOAT and _is_nan(given) else given
             if value is None:
                 mask |= 1 << number
             if kind is ColumnType.TEXT:
@@ -68,9 +109,9 @@ class RowCodec:
         return self._struct.pack(event, mask.to_bytes(self._null_bytes, "little"), *flat) + tail
 
 
-def _is_finite(value: float | None) -> bool:
-    """JSON cannot represent NaN and infinities, and local and remote readers must see the same values."""
-    return value is not None and math.isfinite(value)
+def _is_nan(value: float | None) -> bool:
+    """NaN is null, here as in the rows of a view: pandas writes nulls so."""
+    return value is not None and math.isnan(value)
 
 
 def _restored(kind: ColumnType, parts: Iterator[Any], tail: bytes) -> Value:

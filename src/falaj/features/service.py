@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Annotated
 
 from pydantic import Field
 
 from falaj.features import definitions, store, training_sets, views
+from falaj.features.backends import FeatureBackends
+from falaj.features.definitions import infer_features
 from falaj.features.online import OnlineFeatures
+from falaj.features.sources import file_columns
 from falaj.features.spines import SpineSpan
-from falaj.features.views import FeatureBackends
+from falaj.features.table_versions.published import remove_orphans
+from falaj.features.view_versions.apply import apply_definitions
+from falaj.governance.blobs.service import STAGED_FOR, Age
 from falaj.governance.encryption.blobs import EncryptedBlobs
 from falaj.governance.encryption.values import SealedValues
 from falaj.governance.operations.call import current_call
 from falaj.governance.operations.gate import Gate
 from falaj.governance.operations.operation import ArrowStream, Mode, operation
 from falaj.governance.operations.pagination import list_page
+from falaj.ports.memory import MemoryBudget
 from falaj.ports.online import OnlineStore
+from falaj.ports.parsers import ParserPool
 from falaj.ports.queries import QueryEngine
 from falaj.ports.tables import TableStore
 from falaj.records.features import (
@@ -27,12 +35,15 @@ from falaj.records.features import (
     Duration,
     Entity,
     FeatureView,
+    InferredFeatures,
     IngestResult,
+    KeepRows,
     MaterializeResult,
     Moment,
     OnlineRows,
     PlannedChange,
     StoredView,
+    TableCleanup,
     TrainingSet,
     ViewRef,
 )
@@ -54,15 +65,17 @@ class Features:
         blobs: Mapping[str, EncryptedBlobs],
         tables: Mapping[str, TableStore],
         queries: QueryEngine,
+        parsers: ParserPool,
+        budget: MemoryBudget,
         online: Mapping[str, OnlineStore],
         sealed: SealedValues,
     ) -> None:
-        """The blob, table and online stores are keyed by zone."""
+        """The blob, table and online stores are keyed by zone. `budget` is what the rows of all calls may take."""
         self.gate = gate
-        self.backends = FeatureBackends(gate, blobs, tables, queries)
+        self.backends = FeatureBackends(gate, blobs, tables, queries, parsers, budget)
         self.online_features = OnlineFeatures(self.backends, online, sealed)
 
-    @operation("features.apply", resource="workspace")
+    @operation("features.apply", resource="workspace", mode=Mode.LATE)
     def apply(
         self,
         *,
@@ -70,14 +83,17 @@ class Features:
         views: tuple[FeatureView, ...] = (),
         workspace: WorkspaceRef | None = None,
         zone: ZoneName | None = None,
+        keep_rows: KeepRows = KeepRows.COMPATIBLE,
     ) -> ApplyResult:
         """Create or update entities and views; a changed view gets a new version and keeps the old one.
 
-        New views store their rows in `zone`. Entities and views that are not named stay as they are.
+        A new version takes over the rows of the last one that fit it (`keep_rows`): new columns are null in them. New
+        views store their rows in `zone`. Entities and views that are not named stay as they are.
         """
         call = current_call()
-        target = call.object("workspace")
-        return definitions.apply(call, target, entities, views, self.gate.zones.named(zone))
+        given = definitions.GivenDefinitions(entities, views, keep_rows)
+        zone_found = self.gate.zones.named(zone)
+        return apply_definitions(self.backends, call, call.object("workspace"), given, zone_found)
 
     @operation("features.plan", resource="workspace", mode=Mode.READ, allow=Role.DEVELOPER)
     def plan(
@@ -86,16 +102,60 @@ class Features:
         entities: tuple[Entity, ...] = (),
         views: tuple[FeatureView, ...] = (),
         workspace: WorkspaceRef | None = None,
+        keep_rows: KeepRows = KeepRows.COMPATIBLE,
     ) -> tuple[PlannedChange, ...]:
         """Return the changes that features.apply would make, without making them."""
         call = current_call()
-        return definitions.plan(call.tx, call.object("workspace"), entities, views)
+        given = definitions.GivenDefinitions(entities, views, keep_rows)
+        home = call.object("workspace")
+        return definitions.plan(call.tx, home, given, partial(self.gate.named, call, workspace=home))
 
     @operation("features.ingest", resource="view", mode=Mode.LATE)
-    def ingest(self, view: ViewRef, *, data: BlobRef) -> IngestResult:
-        """Add the rows of an uploaded blob (Parquet, CSV or Arrow) to the newest version of a view."""
+    def ingest(
+        self,
+        view: ViewRef,
+        *,
+        data: BlobRef,
+        strict: bool = False,
+        again: bool = False,
+        backfill: bool = False,
+    ) -> IngestResult:
+        """Add the rows of an uploaded blob (Parquet, CSV or Arrow) to the newest version of a view.
+
+        A blob whose bytes were added before is not added again, unless `again`. Times without a zone are read as UTC,
+        nanoseconds are cut, and columns that the view does not have are left out; the notes of the result say so. If
+        `strict`, such rows are refused. Where rows are known when they come in, those of a `backfill` count as known
+        when they happened; the first rows of a view always do.
+        """
         call = current_call()
-        return views.ingest(self.backends, call, call.object("view"), call.object("data"))
+        return views.ingest(
+            self.backends,
+            call,
+            call.object("view"),
+            call.object("data"),
+            strict=strict,
+            again=again,
+            backfill=backfill,
+        )
+
+    @operation("features.infer", resource="blob", mode=Mode.FREE, exports=True)
+    def infer(
+        self,
+        data: BlobRef,
+        *,
+        name: Name,
+        entity: Name | None = None,
+        key: Column | None = None,
+        event_time: Column | None = None,
+    ) -> InferredFeatures:
+        """Infer the definition of a view from an uploaded blob (Parquet, CSV or Arrow); nothing is stored.
+
+        The key is the first column that is named like one, or the first of whole numbers or text; the event time is
+        event_time, or the first column of times. The entity is named after the key.
+        """
+        call = current_call()
+        found, rows = file_columns(self.backends, call, call.object("data"))
+        return infer_features(found, rows=rows, name=name, entity=entity, key=key, event_time=event_time)
 
     @operation("features.list", resource="workspace", mode=Mode.READ)
     def list(
@@ -106,7 +166,7 @@ class Features:
         return list_page(
             self.gate,
             ["view"],
-            lambda found: store.load_view(call.tx, found),
+            lambda page: [store.load_view(call.tx, found) for found in page],
             after=after,
             limit=limit,
             workspace=call.object("workspace").id,
@@ -120,7 +180,7 @@ class Features:
 
     @operation("features.scan", resource="view", mode=Mode.FREE)
     def scan(self, view: ViewRef, *, version: Version | None = None) -> ArrowStream:
-        """Stream the stored rows of one version of a view; the newest by default."""
+        """Stream the stored rows of one version of a view, the newest by default, in order of arrival."""
         with self.gate.database.read() as tx:
             found = store.load_view(tx, current_call().object("view"), version=version)
         return views.stream(self.backends, found)
@@ -143,7 +203,9 @@ class Features:
 
         The spine is an uploaded blob or a view, whose columns become part of the set. Rows of the spine are limited
         to those from `since` and before `until`, or to the `last` duration before its newest row. Features are named
-        `view__feature`. The versions that were read are pinned and the result is stored.
+        `view__feature`. The versions that were read are pinned and the result is stored. The same name with the same
+        inputs is the training set that there is. Times of an uploaded spine without a zone are read as UTC, and
+        nanoseconds are cut; the notes of the result say so.
         """
         call = current_call()
         span = SpineSpan(since=since, until=until, last=last)
@@ -168,7 +230,7 @@ class Features:
         return list_page(
             self.gate,
             ["dataset"],
-            lambda found: store.load_training_set(call.tx, found),
+            lambda page: [store.load_training_set(call.tx, found) for found in page],
             after=after,
             limit=limit,
             workspace=call.object("workspace").id,
@@ -185,7 +247,16 @@ class Features:
         call = current_call()
         return self.online_features.materialize(call, call.object("view"))
 
-    @operation("features.read", resource="view", mode=Mode.HOT)
+    @operation("features.cleanup", resource="platform", mode=Mode.LATE, allow=Role.OPERATOR)
+    def cleanup(self, *, older_than: Age = STAGED_FOR) -> TableCleanup:
+        """Remove table files that were never published, and what killed queries left on the answering machine."""
+        call = current_call()
+        before = call.now - older_than
+        files = remove_orphans(self.backends, before=before)
+        spilled = self.backends.queries.delete_spilled(before=before)
+        return self.gate.commit(call, lambda: TableCleanup(files=files, spilled=spilled))
+
+    @operation("features.read", resource="view", mode=Mode.HOT, exports=True)
     def read(
         self, view: ViewRef, *, keys: Annotated[tuple[Key, ...], Field(min_length=1, max_length=1000)]
     ) -> OnlineRows:

@@ -5,16 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from falaj.errors import Fault, InvalidInput
-from falaj.features.joins import ARRIVAL, quoted
-from falaj.features.sources import uploaded_rows
-from falaj.features.views import FeatureBackends, require_scan, stored_rows
+from falaj.errors import Fault, InvalidInput, shorten
+from falaj.features.backends import FeatureBackends
+from falaj.features.joins import ARRIVAL, ROW, quoted, require_distinct_columns
+from falaj.features.sources import MAX_NOTES, NOTE_CHARS, spine_rows
+from falaj.features.views import require_scan, stored_rows
 from falaj.governance.blobs.contents import BlobContents
 from falaj.governance.operations.call import Call
+from falaj.ports.memory import MemoryLease
 from falaj.ports.metadata import from_micros, to_micros
 from falaj.ports.queries import ArrowTable
 from falaj.records.features import ColumnType, Feature, PinnedView, StoredView, pin_of
 from falaj.records.governance.objects import StoredObject
+from falaj.records.names import repeated_names
 
 DEFAULT_TIME = "event_time"
 
@@ -32,7 +35,7 @@ class SpineSpan:
 class Spine:
     """Rows to join features to, from `since` and before `until`; `event_time` is the column of their times.
 
-    `pin` identifies the rows if they come from a view.
+    `pin` identifies the rows if they come from a view; `notes` say what was assumed to read them.
     """
 
     rows: ArrowTable
@@ -40,6 +43,7 @@ class Spine:
     pin: PinnedView | None = None
     since: datetime | None = None
     until: datetime | None = None
+    notes: tuple[str, ...] = ()
 
 
 def load_spine(
@@ -50,21 +54,23 @@ def load_spine(
     *,
     span: SpineSpan,
     event_time: str | None,
+    memory: MemoryLease,
 ) -> Spine:
     """Load the rows of `source` within `span`, with keys and event time in their types."""
     if source.kind == "blob":
         time_column, pin = event_time or DEFAULT_TIME, None
         texts = frozenset(key.name for view in views for key in view.keys if key.type is ColumnType.TEXT)
-        rows = uploaded_rows(backends.gate, backends.blobs, call, source, texts=texts)
+        rows = spine_rows(backends, call, source, texts=texts, memory=memory)
     elif source.kind == "view":
         (stored,) = require_scan(backends.gate, call, [source])
         time_column, pin = event_time or stored.definition.event_time, pin_of(stored)
         rows = _view_rows(backends, stored)
     else:
         raise InvalidInput.at("spine", given=source.address, allowed="a blob with rows, or a view")
-    checked = _checked(rows, views, time_column)
+    checked, notes = _checked(rows, views, time_column)
     since, until = _bounds(backends, span, checked, time_column)
-    return Spine(_within(backends, checked, time_column, since, until), time_column, pin, since, until)
+    within = _within(backends, checked, time_column, since, until)
+    return Spine(within, time_column, pin, since, until, notes)
 
 
 def keep_spine(backends: FeatureBackends, call: Call, source: StoredObject) -> None:
@@ -76,6 +82,7 @@ def keep_spine(backends: FeatureBackends, call: Call, source: StoredObject) -> N
 
 def _view_rows(backends: FeatureBackends, view: StoredView) -> ArrowTable:
     """Return all columns of a view, ordered by event time and then by arrival."""
+    require_distinct_columns(view.definition, view.keys)
     moments = [view.definition.event_time, view.definition.created_time]
     names = [key.name for key in view.keys] + [name for name in moments if name]
     shown = ", ".join(quoted(name) for name in [*names, *(each.name for each in view.definition.columns)])
@@ -94,7 +101,10 @@ def _bounds(
             raise InvalidInput.at("last", given=last, allowed="last alone, or since and until")
         sql = f"SELECT max(epoch_us({quoted(event_time)})) AS newest FROM rows"  # noqa: S608 - names are quoted
         (newest,) = backends.queries.select(sql, {"rows": rows})["newest"].to_pylist()
-        return (None if newest is None else from_micros(newest) - last), None
+        try:
+            return (None if newest is None else from_micros(newest) - last), None
+        except OverflowError:  # before the first moment that there is
+            return None, None
     if since is not None and until is not None and since >= until:
         allowed = f"later than since ({since.isoformat()})"
         raise InvalidInput.at("until", given=until.isoformat(), allowed=allowed)
@@ -108,33 +118,50 @@ def _within(
     since: datetime | None,
     until: datetime | None,
 ) -> ArrowTable:
+    from falaj.features import arrow_tables
+
     bounds = [(">=", since), ("<", until)]
     tests = [
         f"epoch_us({quoted(event_time)}) {sign} {to_micros(at)}" for sign, at in bounds if at is not None
     ]
     if not tests:
         return rows
-    sql = f"SELECT * FROM rows WHERE {' AND '.join(tests)}"  # noqa: S608 - names are quoted
-    return backends.queries.select(sql, {"rows": rows})
+    sql = f"SELECT * EXCLUDE ({ROW}) FROM rows WHERE {' AND '.join(tests)} ORDER BY {ROW}"  # noqa: S608 - names are quoted
+    return backends.queries.select(sql, {"rows": arrow_tables.with_row_numbers(rows, ROW)})
 
 
-def _checked(spine: ArrowTable, views: list[StoredView], event_time: str) -> ArrowTable:
-    """Return the spine with keys and event time in their types. Rows with null keys stay and match nothing."""
+def _checked(
+    spine: ArrowTable, views: list[StoredView], event_time: str
+) -> tuple[ArrowTable, tuple[str, ...]]:
+    """Return the spine with keys and event time in their types, and what was assumed to read it.
+
+    Rows with null keys stay and match nothing.
+    """
     from falaj.features import arrow_tables
 
-    feature_columns = {
+    feature_columns = [
         f"{view.definition.name}__{feature.name}" for view in views for feature in view.definition.features
-    }
-    taken = [name for name in spine.column_names if name in feature_columns or name.startswith("__")]
-    if taken or len(set(spine.column_names)) < len(spine.column_names):
-        allowed = "unique names that differ from those of features and do not begin with '__'"
+    ]
+    if same := repeated_names(feature_columns):
+        raise InvalidInput.at(
+            "views", given=", ".join(same), allowed="views whose features have unique names"
+        )
+    hidden = [name for name in spine.column_names if name.startswith("__")]
+    if taken := hidden or repeated_names([*spine.column_names, *feature_columns]):
+        allowed = (
+            "names that differ by more than case, also from those of features, and do not begin with '__'"
+        )
         raise InvalidInput(
             "the columns of the spine are invalid",
-            faults=[Fault(where="spine", given=", ".join(taken or spine.column_names), allowed=allowed)],
+            faults=[Fault(where="spine", given=", ".join(taken), allowed=allowed)],
         )
     typed = {key.name: key for view in views for key in view.keys}
     typed[event_time] = Feature(name=event_time, type=ColumnType.MOMENT)
     fitting = arrow_tables.conform(spine, tuple(typed.values()), required=frozenset(), where="spine")
+    assumed = arrow_tables.time_assumptions(spine, tuple(typed.values()))
+    for name in (each for each in spine.column_names if each not in typed):
+        assumed += arrow_tables.cut_nanoseconds(name, spine[name])
     for name in fitting.column_names:
         spine = spine.set_column(spine.column_names.index(name), name, fitting[name])
-    return spine
+    spine = arrow_tables.in_stored_units(spine)
+    return spine, tuple(shorten(str(each), limit=NOTE_CHARS) for each in assumed[:MAX_NOTES])

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any
 
-from sqlalchemy import insert, select, update
+from sqlalchemy import insert, or_, select, update
 
 from falaj.errors import Conflict, NotFound
-from falaj.features.tables import entities, training_sets, views
+from falaj.features.tables import entities, ingestions, training_sets, views
+from falaj.governance.objects import by_id
 from falaj.governance.operations.call import Call
 from falaj.ports.metadata import Transaction
 from falaj.ports.tables import TableKey
-from falaj.records.features import Entity, Feature, FeatureView, PinnedView, StoredView, TrainingSet
+from falaj.records.features import Entity, Feature, FeatureView, KnownAt, PinnedView, StoredView, TrainingSet
 from falaj.records.governance.objects import StoredObject
 
 
@@ -48,6 +50,14 @@ def find_online_view(tx: Transaction, found: StoredObject) -> StoredView | None:
     return None if row is None else _stored_view(found, row)
 
 
+def online_views(tx: Transaction) -> list[StoredView]:
+    """Return the version of each view that is read online."""
+    online = select(views.c.id).where(views.c.online_version.is_not(None)).distinct()
+    found = (by_id(tx, ident) for ident in tx.execute(online).scalars().all())
+    read = (find_online_view(tx, each) for each in found if each is not None)
+    return [each for each in read if each is not None]
+
+
 def add_view(
     call: Call, ident: str, version: int, definition: FeatureView, keys: tuple[Feature, ...]
 ) -> None:
@@ -74,10 +84,36 @@ def publish_rows(call: Call, before: StoredView, *, table_version: int, rows: in
         raise Conflict(f"view {before.definition.name} was changed by another ingestion; try again")
 
 
+def ingested_at(tx: Transaction, view: StoredView, content: str) -> datetime | None:
+    """Return when the upload with the SHA-256 `content` was added to a version of a view first; none if it was not."""
+    query = select(ingestions.c.at).where(
+        ingestions.c.id == view.id, ingestions.c.version == view.version, ingestions.c.sha256 == content
+    )
+    at: datetime | None = tx.execute(query).scalar()
+    return at
+
+
+def add_ingestion(call: Call, view: StoredView, content: str) -> None:
+    """Record that an upload was added to a version of a view, unless it was before."""
+    if ingested_at(call.tx, view, content) is None:
+        row = {"id": view.id, "version": view.version, "sha256": content, "at": call.now}
+        call.tx.execute(insert(ingestions), row)
+
+
+def copy_ingestions(call: Call, before: StoredView, after: StoredView) -> None:
+    """Record that the uploads of a version were added to a later one, too."""
+    query = select(ingestions).where(ingestions.c.id == before.id, ingestions.c.version == before.version)
+    rows = [{**row, "version": after.version} for row in call.tx.execute(query).mappings()]
+    if rows:
+        call.tx.execute(insert(ingestions), rows)
+
+
 def publish_online(call: Call, found: StoredView) -> None:
+    """Record which rows of a view are online; never older ones than before."""
     call.tx.execute(
         update(views)
         .where(views.c.id == found.id, views.c.version == found.version)
+        .where(or_(views.c.online_version.is_(None), views.c.online_version <= found.table_version))
         .values(online_version=found.table_version)
     )
 
@@ -102,11 +138,29 @@ def load_training_set(tx: Transaction, found: StoredObject) -> TrainingSet:
 
 
 def view_table(found: StoredView) -> TableKey:
-    return TableKey(f"{found.workspace}/{found.id}/{found.version}")
+    return version_table(found.workspace, found.id, found.version)
+
+
+def version_table(workspace: str, view: str, version: int) -> TableKey:
+    return TableKey(f"{workspace}/{view}/{version}")
 
 
 def training_table(workspace: str, ident: str) -> TableKey:
     return TableKey(f"{workspace}/{ident}")
+
+
+def write_queue(found: StoredView) -> TableKey:
+    """Return the queue of those who change the rows of a view, in whichever version."""
+    return TableKey(f"{found.workspace}/{found.id}")
+
+
+def online_queue(found: StoredView) -> TableKey:
+    """Return the queue of those who write the online values of a view."""
+    return TableKey(f"{found.workspace}/{found.id}/online")
+
+
+def is_training_table(table: TableKey) -> bool:
+    return table.count("/") == 1
 
 
 def _stored_view(found: StoredObject, row: Any) -> StoredView:
@@ -116,10 +170,17 @@ def _stored_view(found: StoredObject, row: Any) -> StoredView:
         zone=found.zone or "",
         label=found.label,
         version=row["version"],
-        definition=FeatureView.model_validate(row["definition"]),
+        definition=_definition(row["definition"]),
         keys=tuple(Feature.model_validate(key) for key in row["keys"]),
         table_version=row["table_version"],
         rows=row["rows"],
         online_version=row["online_version"],
         created_at=row["created_at"],
     )
+
+
+def _definition(stored: Any) -> FeatureView:
+    """Return a stored definition. One from before `known_at` existed goes by created time, or else by event time."""
+    found = FeatureView.model_validate(stored)
+    default = KnownAt.CREATED_TIME if found.created_time else KnownAt.EVENT_TIME
+    return found if found.known_at else found.model_copy(update={"known_at": default})

@@ -1,11 +1,11 @@
-"""Tables of the feature store: entities, view versions and training sets."""
+"""Tables of the feature store: entities, view versions and their ingestions, training sets, and their files."""
 
 from __future__ import annotations
 
 from sqlalchemy import BigInteger, Column, ForeignKey, Integer, Table, Text
 
 from falaj.governance.tables import object_key
-from falaj.ports.metadata import METADATA, JsonText, UtcTime
+from falaj.ports.metadata import METADATA, UNRECORDED, JsonText, UtcTime
 
 entities = Table(
     "features_entities",
@@ -40,4 +40,27 @@ training_sets = Table(
     Column("columns", JsonText, nullable=False),
     Column("table_version", BigInteger, nullable=False),
     Column("rows", BigInteger, nullable=False),
+)
+
+ingestions = Table(
+    "features_ingestions",
+    METADATA,
+    Column("id", Text, ForeignKey("governance_objects.id"), primary_key=True),
+    Column("version", Integer, primary_key=True, autoincrement=False),
+    Column("sha256", Text, primary_key=True),
+    Column("at", UtcTime, nullable=False),
+)
+
+table_files = Table(
+    "features_table_files",
+    METADATA,
+    Column("table_key", Text, primary_key=True),
+    Column("path", Text, primary_key=True),
+    Column("version", BigInteger, nullable=False),
+    Column("position", Integer, nullable=False),
+    Column("size_bytes", BigInteger, nullable=False),
+    Column("sha256", Text, nullable=False),
+    Column("adopted_at", UtcTime),
+    Column("until", BigInteger),  # the first version that does not have the file
+    info=UNRECORDED,  # the audit log has the digest of all files of a version
 )

@@ -6,13 +6,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from falaj.errors import FalajError
+from sqlalchemy import select
+
+from falaj.errors import AlreadyExists, FalajError, Unavailable
 from falaj.features import store
+from falaj.features.backends import FeatureBackends
 from falaj.features.joins import ROW, join
 from falaj.features.spines import Spine, SpineSpan, keep_spine, load_spine
-from falaj.features.views import FeatureBackends, feature_rows, join_input, require_scan
+from falaj.features.table_versions import files as table_files
+from falaj.features.views import feature_rows, join_input, pinned_rows, require_scan
+from falaj.governance import objects
+from falaj.governance.audit.deep import TABLE
+from falaj.governance.encryption.keyring import require_living_key
 from falaj.governance.operations.call import Call
 from falaj.governance.operations.operation import ArrowStream
+from falaj.governance.tables import blobs
+from falaj.ports.memory import MemoryLease
 from falaj.ports.queries import ArrowTable
 from falaj.records.features import StoredView, TrainingSet, pin_of
 from falaj.records.governance.objects import StoredObject
@@ -39,29 +48,93 @@ def build(
     event_time: str | None,
 ) -> TrainingSet:
     """Join, store and publish the training set `name` in workspace `workspace`."""
-    views = require_scan(backends.gate, call, sources.views)
-    spine = load_spine(backends, call, sources.spine, views, span=span, event_time=event_time)
-    found = _joined(backends, spine, views)
+    with backends.leased() as (leased, memory):
+        views = require_scan(backends.gate, call, sources.views)
+        spine = load_spine(
+            leased, call, sources.spine, views, span=span, event_time=event_time, memory=memory
+        )
+        found = _joined(leased, spine, views, memory)
+        return _store(backends, call, name, workspace, zone, spine, views, found)
+
+
+def _store(
+    backends: FeatureBackends,
+    call: Call,
+    name: str,
+    workspace: StoredObject,
+    zone: str,
+    spine: Spine,
+    views: list[StoredView],
+    found: ArrowTable,
+) -> TrainingSet:
+    """Write the joined rows, which are in the order of the spine, and publish them as the training set `name`."""
+    from falaj.features import arrow_tables
+
     ident = new_id("dataset")
     table = store.training_table(workspace.id, ident)
-    version = backends.tables[zone].overwrite(table, found)
+    tables = backends.tables[zone]
+    written = tables.overwrite(table, arrow_tables.with_row_numbers(found, ROW))
 
     def publish() -> TrainingSet:
         now = call.object("workspace")  # found anew at the commit point
-        new = call.create("dataset", name, workspace=now, zone=zone, ident=ident)
-        result = {"columns": found.column_names, "table_version": version, "rows": found.num_rows}
-        keep_spine(backends, call, call.object("spine"))
         inputs = _pinned_inputs(call.object("spine"), spine, views)
-        return store.add_training_set(call, new, inputs | result)
+        if (same := _made_before(backends, call, now, name, zone, inputs)) is not None:
+            return same.model_copy(update={"notes": spine.notes})
+        require_living_key(call.tx, workspace.id)
+        table_files.require_stored(tables, table, written)
+        table_files.publish_version(call.tx, table, written)
+        new = call.create("dataset", name, workspace=now, zone=zone, ident=ident)
+        result = {"columns": found.column_names, "table_version": written.number, "rows": found.num_rows}
+        keep_spine(backends, call, call.object("spine"))
+        call.publish(TABLE, f"{zone}/{table}", version=written.number, digest=written.digest)
+        return store.add_training_set(call, new, inputs | result).model_copy(update={"notes": spine.notes})
 
     try:
         made = backends.gate.commit(call, publish)
-    except FalajError:
-        backends.tables[zone].delete(table)
+    except Unavailable:  # it may have been published; if not, a cleanup removes it
         raise
-    if made.id != ident:  # the same call was made before, under the same idempotency key
-        backends.tables[zone].delete(table)
+    except FalajError:
+        tables.delete(table)
+        raise
+    if made.id != ident:  # it was made before, by the same call or from the same inputs
+        tables.delete(table)
     return made
+
+
+def _made_before(
+    backends: FeatureBackends,
+    call: Call,
+    workspace: StoredObject,
+    name: str,
+    zone: str,
+    inputs: dict[str, Any],
+) -> TrainingSet | None:
+    """Return the training set `name` if it was made from the same inputs; AlreadyExists if it was made from others."""
+    found = objects.by_name(call.tx, workspace=workspace.id, kind="dataset", name=name)
+    if found is None or not backends.gate.visible([found]):
+        return None  # a name that the caller may not know of is refused as taken
+    made = store.load_training_set(call.tx, found)
+    before = {
+        "spine_pin": None if made.spine_pin is None else made.spine_pin.model_dump(mode="json"),
+        "since": made.since,
+        "until": made.until,
+        "event_time": made.event_time,
+        "views": [view.model_dump(mode="json") for view in made.views],
+    }
+    is_same = made.zone == zone and inputs == before | {"spine": inputs["spine"]}
+    if is_same and _has_spine(call, made, inputs["spine"]):
+        return made
+    raise AlreadyExists(
+        f"there is already a training set {name!r}, made from other rows or in another zone; it is immutable, so "
+        "choose another name"
+    )
+
+
+def _has_spine(call: Call, made: TrainingSet, spine: str) -> bool:
+    """Tell whether `spine` is the one of `made`, or an upload of the same bytes."""
+    query = select(blobs.c.sha256).where(blobs.c.id.in_([made.spine, spine]))
+    digests = list(call.tx.execute(query).scalars())
+    return made.spine == spine or (len(digests) == 2 and digests[0] == digests[1])
 
 
 def stream(backends: FeatureBackends, found: StoredObject) -> ArrowStream:
@@ -71,17 +144,22 @@ def stream(backends: FeatureBackends, found: StoredObject) -> ArrowStream:
     with backends.gate.database.read() as tx:
         made = store.load_training_set(tx, found)
     table = store.training_table(made.workspace, made.id)
-    return arrow_tables.stream_batches(backends.tables[made.zone].read(table, version=made.table_version))
+    rows = pinned_rows(backends, made.zone, table, made.table_version)
+    return arrow_tables.stream_in_order(rows, ROW, made.columns)
 
 
-def _joined(backends: FeatureBackends, spine: Spine, views: list[StoredView]) -> ArrowTable:
+def _joined(
+    backends: FeatureBackends, spine: Spine, views: list[StoredView], memory: MemoryLease
+) -> ArrowTable:
     from falaj.features import arrow_tables
 
     parts = [
         join_input(view, f"view{number}", prefix=f"{view.definition.name}__")
         for number, view in enumerate(views)
     ]
-    inputs = {f"view{number}": feature_rows(backends, view) for number, view in enumerate(views)}
+    inputs = {
+        f"view{number}": feature_rows(backends, view, memory=memory) for number, view in enumerate(views)
+    }
     inputs["spine"] = arrow_tables.with_row_numbers(spine.rows, ROW)
     return join(backends.queries, inputs, spine.rows.column_names, event_time=spine.event_time, views=parts)
 

@@ -2,59 +2,107 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
 
-from falaj.errors import Conflict
+from falaj.errors import Conflict, InvalidInput
 from falaj.features import store
-from falaj.features.aggregations import aggregated_rows, newest_windows
-from falaj.features.joins import ARRIVAL, JoinedView
-from falaj.features.sources import require_permission, uploaded_rows
-from falaj.governance.encryption.blobs import EncryptedBlobs
+from falaj.features.aggregations import aggregate, newest_windows
+from falaj.features.backends import FeatureBackends
+from falaj.features.joins import ARRIVAL, INGESTED, JoinedView, created_column, require_distinct_columns
+from falaj.features.sources import ViewRows, content_hash, view_rows
+from falaj.features.table_versions import files as table_files
+from falaj.governance.audit.deep import TABLE
+from falaj.governance.encryption.keyring import require_living_key
 from falaj.governance.lineage import graph
 from falaj.governance.operations.call import Call
 from falaj.governance.operations.gate import Gate
 from falaj.governance.operations.operation import ArrowStream
+from falaj.ports.memory import MemoryLease
 from falaj.ports.metadata import Transaction
-from falaj.ports.queries import ArrowInput, ArrowTable, QueryEngine
-from falaj.ports.tables import TableStore
-from falaj.records.features import ColumnType, Feature, IngestResult, StoredView
+from falaj.ports.queries import ArrowInput
+from falaj.ports.tables import TableKey
+from falaj.records.features import IngestResult, KnownAt, StoredView
 from falaj.records.governance.objects import StoredObject
 
 MAX_ATTEMPTS = 5
-"""Attempts to publish an ingestion when others commit concurrently."""
+"""Attempts to publish an ingestion; a cleanup may remove its files before."""
+WAIT_S = 45.0
+"""How long an ingestion waits for others of the same view; clients give up after 60 s."""
 
 
 @dataclass(frozen=True)
-class FeatureBackends:
-    """The gate and the stores that the feature store works with; stores are keyed by zone."""
+class _Upload:
+    """How rows came in: the SHA-256 of the upload, whether it is added once more, and whether its rows are history."""
 
-    gate: Gate
-    blobs: Mapping[str, EncryptedBlobs]
-    tables: Mapping[str, TableStore]
-    queries: QueryEngine
+    content: str
+    again: bool
+    backfill: bool
 
 
-def ingest(backends: FeatureBackends, call: Call, target: StoredObject, blob: StoredObject) -> IngestResult:
+def ingest(
+    backends: FeatureBackends,
+    call: Call,
+    target: StoredObject,
+    blob: StoredObject,
+    *,
+    strict: bool,
+    again: bool,
+    backfill: bool,
+) -> IngestResult:
     """Transform the rows of `blob` and add them to the newest version of the view `target`."""
     gate = backends.gate
-    with gate.database.read() as tx:
-        _require_zone(gate, tx, call, target, blob)
-        view = store.load_view(tx, target)
-    texts = frozenset(
-        each.name for each in (*view.keys, *view.definition.columns) if each.type is ColumnType.TEXT
-    )
-    rows = _transformed(backends, view, uploaded_rows(gate, backends.blobs, call, blob, texts=texts))
-    for left in reversed(range(MAX_ATTEMPTS)):
-        try:
-            return _publish(backends, call, view, rows)
-        except Conflict:
-            if not left:
-                raise
+    while True:
         with gate.database.read() as tx:
-            view = store.load_view(tx, target, version=view.version)
+            _require_zone(gate, tx, call, target, blob)
+            view = store.load_view(tx, target)
+            content = content_hash(backends, call, tx, blob)
+            since = None if strict or again else store.ingested_at(tx, view, content)
+        if backfill and view.known_at is KnownAt.CREATED_TIME:
+            allowed = f"no back-fill: {view.definition.created_time} says when a row of this view was known"
+            raise InvalidInput.at("backfill", given=backfill, allowed=allowed)
+        if since is not None:
+            return _already(backends, call, view, since)
+        upload = _Upload(content, again, backfill)
+        with backends.budget.lease() as memory:
+            rows = view_rows(backends, call, blob, view, strict=strict, memory=memory)
+            if (done := _add(backends, call, target, view, rows, upload)) is not None:
+                return done
+
+
+def _add(
+    backends: FeatureBackends,
+    call: Call,
+    target: StoredObject,
+    view: StoredView,
+    given: ViewRows,
+    upload: _Upload,
+) -> IngestResult | None:
+    """Publish rows when it is their turn. Return None if the view has a new version: they may not fit it."""
+    with writing_turn(backends, view):
+        for left in reversed(range(MAX_ATTEMPTS)):
+            with backends.gate.database.read() as tx:
+                now = store.load_view(tx, target)
+                since = None if upload.again else store.ingested_at(tx, now, upload.content)
+            if now.version != view.version:
+                return None
+            try:
+                if since is not None:
+                    return _already(backends, call, now, since, notes=given.notes)
+                return _publish(backends, call, now, given, upload)
+            except Conflict:
+                if not left:
+                    raise
     raise AssertionError("the last attempt raises")
+
+
+def writing_turn(backends: FeatureBackends, view: StoredView) -> AbstractContextManager[None]:
+    """Wait for the turn to change the rows of a view, in whichever version."""
+    subject = f"view {view.definition.name}: its rows are being changed"
+    return backends.tables[view.zone].turn(store.write_queue(view), wait_s=WAIT_S, subject=subject)
 
 
 def stored_rows(backends: FeatureBackends, view: StoredView) -> ArrowInput:
@@ -62,42 +110,51 @@ def stored_rows(backends: FeatureBackends, view: StoredView) -> ArrowInput:
     if view.table_version is None:
         name = view.definition.name
         raise Conflict(f"view {name} version {view.version} has no rows; add some with features.ingest")
-    return backends.tables[view.zone].read(store.view_table(view), version=view.table_version)
+    return pinned_rows(backends, view.zone, store.view_table(view), view.table_version)
+
+
+def pinned_rows(backends: FeatureBackends, zone: str, table: TableKey, number: int) -> ArrowInput:
+    """Return the rows of a published version of a table. Raise Damaged if its files are not what was written."""
+    tables = backends.tables[zone]
+    return tables.read(table, version=table_files.pinned_version(backends.gate, tables, table, number))
 
 
 def stream(backends: FeatureBackends, view: StoredView) -> ArrowStream:
-    """Stream the stored rows of a view in batches."""
+    """Stream the stored rows of a view in the order in which they arrived."""
     from falaj.features import arrow_tables
 
-    return arrow_tables.stream_batches(stored_rows(backends, view))
+    rows = stored_rows(backends, view)
+    return arrow_tables.stream_in_order(rows, ARRIVAL, rows.schema.names)
 
 
-def feature_rows(backends: FeatureBackends, view: StoredView) -> ArrowInput:
+def feature_rows(backends: FeatureBackends, view: StoredView, *, memory: MemoryLease) -> ArrowInput:
     """Return the rows of a view with its features, aggregated where the view defines aggregations."""
     from falaj.features import arrow_tables
 
     rows = stored_rows(backends, view)
     if not view.definition.aggregations:
-        return arrow_tables.in_memory_if_small(rows)
-    return backends.queries.select(aggregated_rows(view, "source"), {"source": rows})
+        return arrow_tables.in_memory_if_small(rows, memory=memory)
+    return aggregate(backends.queries, view, rows)
 
 
-def newest_feature_rows(backends: FeatureBackends, view: StoredView) -> ArrowInput:
-    """Return feature rows that include the newest row of each key; aggregated views omit the older ones."""
+def newest_feature_rows(backends: FeatureBackends, view: StoredView, *, since: int) -> ArrowInput:
+    """Return feature rows that include those known newest from `since` on; aggregated views omit the older ones."""
     if not view.definition.aggregations:
         return stored_rows(backends, view)
-    recent = backends.queries.select(newest_windows(view, "source"), {"source": stored_rows(backends, view)})
-    return backends.queries.select(aggregated_rows(view, "source"), {"source": recent})
+    windows = newest_windows(view, "source", since=since)
+    recent = backends.queries.select(windows, {"source": stored_rows(backends, view)})
+    return aggregate(backends.queries, view, recent)
 
 
 def join_input(view: StoredView, rows: str, *, prefix: str = "") -> JoinedView:
     """Describe a view for a join; `prefix` is put before the names of its features."""
     definition = view.definition
+    require_distinct_columns(definition, view.keys)  # they were not compared by case before
     return JoinedView(
         rows=rows,
         keys=tuple(key.name for key in view.keys),
         event_time=definition.event_time,
-        created_time=definition.created_time,
+        created_time=created_column(view),
         ttl=definition.ttl,
         features={feature.name: prefix + feature.name for feature in definition.features},
     )
@@ -107,7 +164,7 @@ def require_scan(gate: Gate, call: Call, found: Sequence[StoredObject]) -> list[
     """Return the newest versions of views. Raise Denied unless the caller may read their rows."""
     with gate.database.read() as tx:
         for each in found:
-            require_permission(gate, tx, call, "features.scan", each)
+            gate.require(call, "features.scan", each, tx=tx)
         return [store.load_view(tx, each) for each in found]
 
 
@@ -116,41 +173,70 @@ def _require_zone(gate: Gate, tx: Transaction, call: Call, target: StoredObject,
     gate.zones.require(tx, [blob], gate.zones.named(target.zone), seen=seen)
 
 
-def _transformed(backends: FeatureBackends, view: StoredView, source: ArrowTable) -> ArrowTable:
+def _known_from(view: StoredView, upload: _Upload, now: datetime) -> datetime | None:
+    """Return since when rows that come in now are known; none if that is their event or created time.
+
+    The first rows of a view are its history: they were known when they happened.
+    """
+    return now if view.known_at is KnownAt.INGESTION and view.rows and not upload.backfill else None
+
+
+def _publish(
+    backends: FeatureBackends, call: Call, view: StoredView, given: ViewRows, upload: _Upload
+) -> IngestResult:
     from falaj.features import arrow_tables
 
-    if view.definition.sql is not None:
-        source = backends.queries.select(view.definition.sql, {"source": source})
-    needed = _required(view)
-    required = frozenset(column.name for column in needed)
-    where = f"view {view.definition.name}"
-    return arrow_tables.conform(source, needed + view.definition.columns, required=required, where=where)
-
-
-def _required(view: StoredView) -> tuple[Feature, ...]:
-    """Return the columns that must not be null: keys, event time and created time."""
-    moments = [view.definition.event_time, view.definition.created_time]
-    return view.keys + tuple(Feature(name=name, type=ColumnType.MOMENT) for name in moments if name)
-
-
-def _publish(backends: FeatureBackends, call: Call, view: StoredView, rows: ArrowTable) -> IngestResult:
-    from falaj.features import arrow_tables
-
-    numbered, table = arrow_tables.with_row_numbers(rows, ARRIVAL, start=view.rows), store.view_table(view)
-    tables = backends.tables[view.zone]
-    if view.table_version is None:
-        written = tables.overwrite(table, numbered)
-    else:
-        written = tables.append(table, numbered, onto=view.table_version)
-    total = view.rows + rows.num_rows
+    known_from = _known_from(view, upload, backends.gate.clock())
+    numbered = arrow_tables.with_row_numbers(given.rows, ARRIVAL, start=view.rows)
+    if view.known_at is KnownAt.INGESTION:
+        numbered = arrow_tables.with_moment(numbered, INGESTED, known_from)
+    table, tables = store.view_table(view), backends.tables[view.zone]
+    onto = None
+    if view.table_version is not None:
+        onto = table_files.pinned_version(backends.gate, tables, table, view.table_version)
+    written = tables.overwrite(table, numbered) if onto is None else tables.append(table, numbered, onto=onto)
+    total = view.rows + numbered.num_rows
 
     def publish() -> IngestResult:
         target, blob = call.object("view"), call.object("data")
         _require_zone(backends.gate, call.tx, call, target, blob)
-        store.publish_rows(call, view, table_version=written, rows=total)
+        require_living_key(call.tx, view.workspace)
+        table_files.require_stored(tables, table, written)
+        table_files.publish_version(call.tx, table, written, onto=onto)
+        store.publish_rows(call, view, table_version=written.number, rows=total)
+        store.add_ingestion(call, view, upload.content)
+        call.publish(TABLE, f"{view.zone}/{table}", version=written.number, digest=written.digest)
         graph.flow(call, [blob], target)
         return IngestResult(
-            view=view.id, version=view.version, table_version=written, added=rows.num_rows, rows=total
+            view=view.id,
+            version=view.version,
+            table_version=written.number,
+            added=numbered.num_rows,
+            rows=total,
+            known_from=known_from,
+            notes=given.notes,
+        )
+
+    return backends.gate.commit(call, publish)
+
+
+def _already(
+    backends: FeatureBackends, call: Call, view: StoredView, since: datetime, *, notes: tuple[str, ...] = ()
+) -> IngestResult:
+    """Answer that an upload was added before. Its label is kept: it may have been uploaded with another one."""
+
+    def publish() -> IngestResult:
+        target, blob = call.object("view"), call.object("data")
+        _require_zone(backends.gate, call.tx, call, target, blob)
+        graph.flow(call, [blob], target)
+        return IngestResult(
+            view=view.id,
+            version=view.version,
+            table_version=view.table_version or 0,
+            added=0,
+            rows=view.rows,
+            notes=notes,
+            already_since=since,
         )
 
     return backends.gate.commit(call, publish)

@@ -42,22 +42,27 @@ def bootstrap(tx: Transaction, keyring: Keyring, *, administrator: str, now: dat
     objects.create(tx, default)
     keyring.create(tx, default.id, now=now)
     for role in (Role.ADMIN, Role.AUDITOR):
-        grant_role(tx, ROOT, person.id, role)
-    grant_role(tx, ROOT, controller.id, Role.OPERATOR)
+        grant_role(tx, ROOT, person.id, role, now=now)
+    grant_role(tx, ROOT, controller.id, Role.OPERATOR, now=now)
+
+
+def remember_home(tx: Transaction, ident: str) -> None:
+    """Keep the id of a home that uses this database: without it nobody finds its keys and its witness."""
+    tx.execute_sql("INSERT INTO governance_homes (id) VALUES (?) ON CONFLICT DO NOTHING", (ident,))
 
 
 def create_service_account(tx: Transaction, name: str, role: Role, *, now: datetime) -> StoredObject:
     """Create a service account of the platform itself, with one role in every workspace."""
     account = add_principal(tx, name, kind="service", now=now)
-    grant_role(tx, ROOT, account.id, role)
+    grant_role(tx, ROOT, account.id, role, now=now)
     return account
 
 
-def record_bootstrap(tx: Transaction, log: AuditLog, *, administrator: str, now: datetime) -> None:
-    """Append the audit entry of the bootstrap."""
+def record_service_account(tx: Transaction, log: AuditLog, *, name: str, now: datetime) -> None:
+    """Append the audit entry of a service account that a newer version of the platform has."""
     entry = {
         "at": now,
-        "caller": administrator,
+        "caller": name,
         "action": "platform.bootstrap",
         "outcome": "done",
         "objects": [ROOT],

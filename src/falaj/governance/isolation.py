@@ -152,7 +152,10 @@ def uid_fault(facts: MachineFacts) -> Fault | None:
         given, fix = "no spare uid", "map more uids into this container, or name an unused uid for jobs"
     else:
         given = facts.uid_fault or f"{facts.python} does not start as another uid"
+        blocked = facts.python_blocked_at
         fix = f"let other users reach {facts.python}: o+rx on it and on every folder above it"
+        if blocked is not None:
+            fix = f"let other users reach {facts.python}, which needs {blocked}: chmod o+x {blocked}"
     return Fault(where="another uid", given=given, allowed="root, setpriv and a spare uid", fix=fix)
 
 

@@ -15,7 +15,7 @@ from sqlalchemy import (
     text,
 )
 
-from falaj.ports.metadata import METADATA, JsonText, UtcTime
+from falaj.ports.metadata import METADATA, UNRECORDED, JsonText, UtcTime
 
 
 def object_key() -> Column[str]:
@@ -45,6 +45,14 @@ objects = Table(
         sqlite_where=text("deleted_at IS NULL"),
         postgresql_where=text("deleted_at IS NULL"),
     ),
+    Index(
+        "governance_objects_listed",
+        "workspace",
+        "kind",
+        "id",
+        sqlite_where=text("deleted_at IS NULL"),
+        postgresql_where=text("deleted_at IS NULL"),
+    ),
 )
 
 principals = Table(
@@ -52,6 +60,7 @@ principals = Table(
     METADATA,
     object_key(),
     Column("disabled_at", UtcTime),
+    Column("created_by", JsonText),
 )
 
 group_members = Table(
@@ -59,6 +68,8 @@ group_members = Table(
     METADATA,
     Column("group_id", Text, ForeignKey("governance_objects.id"), primary_key=True),
     Column("member", Text, ForeignKey("governance_objects.id"), primary_key=True),
+    Column("added_by", JsonText),
+    Column("added_at", UtcTime),
     Index("governance_group_members_member", "member"),
 )
 
@@ -68,6 +79,8 @@ grants = Table(
     Column("workspace", Text, ForeignKey("governance_objects.id"), primary_key=True),
     Column("subject", Text, ForeignKey("governance_objects.id"), primary_key=True),
     Column("role", Text, primary_key=True),
+    Column("granted_by", JsonText),
+    Column("granted_at", UtcTime),
     Index("governance_grants_subject", "subject"),
 )
 
@@ -83,6 +96,7 @@ tokens = Table(
     Column("issuer", Text),
     Column("expires_at", UtcTime, nullable=False),
     Column("revoked_at", UtcTime),
+    Column("vouched_by", JsonText),
     Index("governance_tokens_principal", "principal"),
 )
 
@@ -92,6 +106,8 @@ sign_in_codes = Table(
     Column("code_hash", LargeBinary, primary_key=True),
     Column("principal", Text, ForeignKey("governance_objects.id"), nullable=False),
     Column("expires_at", UtcTime, nullable=False),
+    Column("vouched_by", JsonText),
+    info=UNRECORDED,
 )
 
 policies = Table(
@@ -109,6 +125,7 @@ epochs = Table(
     METADATA,
     Column("id", Integer, primary_key=True, autoincrement=False),
     Column("epoch", BigInteger, nullable=False),
+    info=UNRECORDED,
 )
 
 blobs = Table(
@@ -119,6 +136,18 @@ blobs = Table(
     Column("size_bytes", BigInteger, nullable=False),
     Column("sha256", Text, nullable=False),
     Column("staged_until", UtcTime),
+)
+
+stores = Table(
+    "governance_stores",
+    METADATA,
+    Column("zone", Text, primary_key=True),
+    Column("kind", Text, primary_key=True),
+    Column("id", Text, nullable=False),
+    Column("home", Text, nullable=False),
+    Column("host", Text, nullable=False),
+    Column("place", Text, nullable=False),
+    info=UNRECORDED,
 )
 
 data_keys = Table(
@@ -169,6 +198,8 @@ audit_entries = Table(
     Column("workspace", Text),
     Column("leaf", LargeBinary, nullable=False),
     Column("entry", Text, nullable=False),
+    Column("mac", LargeBinary),  # null in entries from before the log's statement that MACs begin
+    info=UNRECORDED,
 )
 
 audit_state = Table(
@@ -178,6 +209,8 @@ audit_state = Table(
     Column("log_id", Text, nullable=False),
     Column("size", BigInteger, nullable=False),
     Column("frontier", Text, nullable=False),
+    Column("statements", JsonText),  # where the log says that MACs begin, and which witness a home has
+    info=UNRECORDED,
 )
 
 audit_heads = Table(
@@ -188,17 +221,60 @@ audit_heads = Table(
     Column("at", Text, nullable=False),
     Column("key", Text, nullable=False),
     Column("signature", Text, nullable=False),
+    Column("frontier", Text),  # the tree under the root, from which signing goes on; null in old heads
+    info=UNRECORDED,
 )
 
-outbox = Table(
-    "governance_outbox",
+events = Table(
+    "governance_events",
     METADATA,
-    Column("id", Text, primary_key=True),
+    Column("seq", BigInteger, primary_key=True, autoincrement=False),  # of the audit entry of the call
+    Column("part", Integer, primary_key=True, autoincrement=False),
+    Column("id", Text, primary_key=True),  # a log that was cut gives a number again
     Column("type", Text, nullable=False),
     Column("subject", Text, nullable=False),
+    Column("workspace", Text, nullable=False),
     Column("data", JsonText, nullable=False),
     Column("at", UtcTime, nullable=False),
-    Column("delivered", Boolean, nullable=False),
+    info=UNRECORDED,
+)
+
+webhooks = Table(
+    "governance_webhooks",
+    METADATA,
+    object_key(),
+    Column("url", Text, nullable=False),
+    Column("types", JsonText, nullable=False),
+    Column("secret", LargeBinary, nullable=False),
+    Column("paused", Boolean, nullable=False),
+)
+
+webhook_progress = Table(
+    "governance_webhook_progress",
+    METADATA,
+    Column("webhook", Text, primary_key=True),
+    Column("seq", BigInteger, nullable=False),  # the last event that was delivered, given up or not asked for
+    Column("part", Integer, nullable=False),
+    Column("delivered", BigInteger, nullable=False),
+    Column("delivered_at", UtcTime),
+    Column("attempts", Integer, nullable=False),  # failed ones, of the event after that
+    Column("failing_since", UtcTime),
+    Column("retry_at", UtcTime),
+    Column("error", Text),
+    info=UNRECORDED,
+)
+
+undelivered_events = Table(
+    "governance_undelivered_events",
+    METADATA,
+    Column("webhook", Text, primary_key=True),
+    Column("seq", BigInteger, primary_key=True, autoincrement=False),
+    Column("part", Integer, primary_key=True, autoincrement=False),
+    Column("attempts", Integer, nullable=False),
+    Column("error", Text, nullable=False),
+    Column("given_up_at", UtcTime, nullable=False),
+    Column("redelivering", Boolean, nullable=False),
+    info=UNRECORDED,
 )
 
 idempotency = Table(
@@ -210,4 +286,18 @@ idempotency = Table(
     Column("input", Text, nullable=False),
     Column("result", LargeBinary, nullable=False),
     Column("at", UtcTime, nullable=False),
+    info=UNRECORDED,
 )
+
+backups = Table(
+    "governance_backups",
+    METADATA,
+    Column("id", Text, primary_key=True),
+    Column("caller", Text, nullable=False),
+    Column("began_at", UtcTime, nullable=False),
+    Column("held_until", UtcTime, nullable=False),
+    Column("manifest", Text),
+    info=UNRECORDED,
+)
+
+homes = Table("governance_homes", METADATA, Column("id", Text, primary_key=True), info=UNRECORDED)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import insert, select, update
+from sqlalchemy import ColumnElement, insert, select, update
 
 from falaj.errors import Conflict, Damaged
 from falaj.governance import objects
 from falaj.governance.lineage import graph
-from falaj.governance.operations import outbox
+from falaj.governance.operations import events
 from falaj.governance.operations.call import Call
+from falaj.governance.tables import objects as objects_table
 from falaj.monitoring import store
 from falaj.monitoring.tables import alerts
 from falaj.ports.metadata import Transaction
@@ -44,8 +46,14 @@ def raise_alert(call: Call, monitor: StoredObject, drift: ModelDrift, facts: dic
     }
     call.tx.execute(insert(alerts), row)
     store.set_open_alert(call.tx, monitor.id, new.id)
-    data = {"monitor": monitor.id, "endpoint": facts["endpoint"], "version": drift.model, "columns": columns}
-    outbox.announce(call, "monitoring.alert", subject=new.id, data=data | {"words": drift.words})
+    data = {
+        "monitor": monitor.id,
+        "name": monitor.name,
+        "endpoint": facts["endpoint"],
+        "version": drift.model,
+        "columns": columns,
+    }
+    events.announce(call, "monitoring.alert", subject=new, data=data | {"words": drift.words})
     return new.id
 
 
@@ -89,14 +97,22 @@ def end_open_alert(call: Call, monitor: str) -> None:
 
 
 def alert_objects(
-    tx: Transaction, *, workspace: str, monitor: str | None, after: str, limit: int
-) -> list[StoredObject]:
-    """Return alerts after `after`, ordered by id and so by time."""
-    if monitor is None:
-        return objects.listed(tx, kinds=["alert"], workspace=workspace, after=after, limit=limit)
-    query = select(alerts.c.id).where(alerts.c.monitor == monitor, alerts.c.id > after)
-    idents = tx.execute(query.order_by(alerts.c.id).limit(limit)).scalars().all()
-    return [found for ident in idents if (found := objects.by_id(tx, ident)) is not None]
+    tx: Transaction,
+    visible: Sequence[ColumnElement[bool]],
+    *,
+    workspace: str,
+    monitor: str | None,
+    after: str,
+    limit: int,
+) -> list[tuple[StoredObject, None]]:
+    """Return alerts after `after` that meet the conditions `visible`, ordered by id and so by time."""
+    query = select(objects_table).join(alerts, alerts.c.id == objects_table.c.id)
+    query = query.where(alerts.c.id > after, objects_table.c.deleted_at.is_(None), *visible)
+    query = query.where(
+        objects_table.c.workspace == workspace if monitor is None else alerts.c.monitor == monitor
+    )
+    rows = tx.execute(query.order_by(alerts.c.id).limit(limit)).mappings()
+    return [(objects.stored_object(row), None) for row in rows]
 
 
 def alert_record(tx: Transaction, found: StoredObject, *, with_report: bool = True) -> Alert:

@@ -88,16 +88,13 @@ def load_baseline(
     )
 
 
-def load_window(
+def load_slots(
     sketches: SketchStore, slots: list[WindowSlot], *, endpoint: str, version: str
-) -> WindowSketch:
-    """Load and merge the sketches of `slots` as one window."""
-    return merge_compatible(
-        [
-            sketches.open_window(slot.sealed, endpoint=endpoint, version=version, seq=slot.seq)
-            for slot in slots
-        ]
-    )
+) -> list[WindowSketch]:
+    """Load the sketches of the slots of one window."""
+    return [
+        sketches.open_window(slot.sealed, endpoint=endpoint, version=version, seq=slot.seq) for slot in slots
+    ]
 
 
 def _evaluate_position(gate: Gate, call: Call, sealed: SealedValues, row: dict[str, Any]) -> PositionProgress:
@@ -110,9 +107,11 @@ def _evaluate_position(gate: Gate, call: Call, sealed: SealedValues, row: dict[s
         baseline = load_baseline(sketches, row, ident=monitor, version=version, own=row["own_reference"])
         results = []
         for part in complete_windows(slots, MonitorWindow.model_validate(row["window"]), now=call.now):
-            window = load_window(sketches, part, endpoint=endpoint, version=version)
+            loaded = load_slots(sketches, part, endpoint=endpoint, version=version)
+            window = merge_compatible(loaded)
             rows = sum(slot.rows for slot in part)
-            results.append(WindowResult(part[-1].seq, rows, compare_with_baseline(window, baseline)))
+            drift = compare_with_baseline(window, baseline, parts=loaded)
+            results.append(WindowResult(part[-1].seq, rows, drift))
             baseline = DriftBaseline(
                 baseline.pinned, extend_own_reference(window, baseline), baseline.chosen, baseline.budget
             )

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from falaj.errors import Damaged, Denied, InvalidInput
+from falaj.errors import AlreadyExists, Damaged, Denied, InvalidInput
 from falaj.governance import objects
 from falaj.governance.encryption.keyring import require_living_key
 from falaj.governance.lineage import graph
@@ -18,6 +20,7 @@ from falaj.governance.operations.gate import Gate
 from falaj.governance.operations.operation import ArrowStream
 from falaj.monitoring import alerts, store
 from falaj.monitoring.dependencies import MonitoringContext
+from falaj.monitoring.drift.dependence import BlockCounter
 from falaj.monitoring.sketches.columns import kind_of
 from falaj.monitoring.sketches.sketch_store import SketchStore
 from falaj.monitoring.sketches.sketchers import sketch_reference
@@ -26,6 +29,10 @@ from falaj.records.governance.objects import StoredObject
 from falaj.records.monitoring.monitors import Monitor, MonitorWindow
 from falaj.records.monitoring.sketches import FalseAlarmBudget, ReferenceSketch
 from falaj.records.names import ObjectId, new_id
+
+EVENT_TIME = "event_time"
+TIMES = "\0times"
+"""The key of the rows' times in a batch: no column has this name."""
 
 
 @dataclass(frozen=True)
@@ -60,10 +67,27 @@ def watch(
         require_living_key(call.tx, endpoint.workspace)
         zone = context.gate.zones.default.name
         now = call.object("workspace")  # found anew at the commit point
+        if (same := _made_before(context, call, name or endpoint.name, row)) is not None:
+            return same
         new = call.create("monitor", name or endpoint.name, workspace=now, zone=zone, ident=ident)
         return store.add_monitor(call.tx, new, row)
 
     return context.gate.commit(call, publish)
+
+
+def _made_before(context: MonitoringContext, call: Call, name: str, row: dict[str, Any]) -> Monitor | None:
+    """Return the monitor `name` if it does what `row` says; AlreadyExists if it does something else."""
+    workspace = call.object("workspace")
+    found = objects.by_name(call.tx, workspace=workspace.id, kind="monitor", name=name)
+    if found is None or not context.gate.visible([found]):
+        return None
+    known = store.monitor_row(call.tx, found.id)
+    if all(known[key] == value for key, value in row.items() if key != "reference"):
+        return store.monitor_record(call.tx, found)
+    raise AlreadyExists(
+        f"there is already a monitor {name!r} with another reference, columns, window or budget; give this one another "
+        f"name, or set its reference: falaj monitoring set-reference {name} --reference TRAINING-SET"
+    )
 
 
 def set_reference(
@@ -98,7 +122,7 @@ def _pinned(
     """Sketch the reference, and return the columns of the monitor's row that pin it."""
     endpoint, dataset = watched.endpoint, watched.reference
     _require_readable(context.gate, call, dataset, endpoint)
-    pinned = _sketch_training_set(context.training_set(dataset), training_set=dataset.name, columns=columns)
+    pinned = _sketch_training_set(context, dataset, columns=columns)
     return {
         "endpoint": endpoint.id,
         "training_set": dataset.id,
@@ -130,18 +154,63 @@ def _endpoint(tx: Transaction, ident: str) -> StoredObject:
 
 
 def _sketch_training_set(
-    stream: ArrowStream, *, training_set: str, columns: Sequence[str] | None
+    context: MonitoringContext, dataset: StoredObject, *, columns: Sequence[str] | None
 ) -> ReferenceSketch:
-    """Sketch `columns`, or by default every column that can be watched."""
+    """Sketch `columns`, or by default every column that can be watched, and how they spread over time."""
+    stream, training_set = context.training_set(dataset), dataset.name
     types = {field.name: field.type for field in stream.schema}
     names = _chosen(types, columns)
     kinds = {name: kind_of(pa.array([], types[name])) for name in names}
-    reference = sketch_reference(training_set, _batches(stream, names), kinds=kinds)
+    times = TimeRange(time_column(types))
+    reference = sketch_reference(
+        training_set, times.follow(_batches(stream, names, times.column)), kinds=kinds
+    )
     if not any(sketch.rows for sketch in reference.features):
         raise InvalidInput.at(
             "reference", given=f"{training_set}, which has no rows", allowed="a training set with rows"
         )
-    return reference
+    if times.column is None or times.first is None or times.last is None:
+        return reference
+    counter = BlockCounter(reference, first=times.first, last=times.last)
+    for batch in _batches(context.training_set(dataset), names, times.column):
+        count_blocks(counter, batch)
+    return reference.model_copy(update={"spreads": counter.spreads()})
+
+
+@dataclass
+class TimeRange:
+    """The earliest and the latest time of the rows that pass, in microseconds; `column` has the times, if any."""
+
+    column: str | None
+    first: int | None = None
+    last: int | None = None
+
+    def follow(self, batches: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        """Yield the batches without the column of times, unless it is watched."""
+        for batch in batches:
+            times = batch.pop(TIMES, None)
+            if times is not None and len(times) > times.null_count:
+                found = pc.min_max(times).as_py()
+                self.first = found["min"] if self.first is None else min(self.first, found["min"])
+                self.last = found["max"] if self.last is None else max(self.last, found["max"])
+            yield batch
+
+
+def time_column(types: Mapping[str, Any]) -> str | None:
+    """Return the column with the times of rows: `event_time`, or the only one of timestamps."""
+    moments = [name for name, kind in types.items() if pa.types.is_timestamp(kind)]
+    if EVENT_TIME in moments:
+        return EVENT_TIME
+    return moments[0] if len(moments) == 1 else None
+
+
+def count_blocks(counter: BlockCounter, batch: dict[str, Any]) -> None:
+    """Count the rows of a batch that have a time."""
+    times = batch.pop(TIMES)
+    if times.null_count:
+        known = times.is_valid()
+        times, batch = times.filter(known), {name: column.filter(known) for name, column in batch.items()}
+    counter.add(np.asarray(times.to_numpy(zero_copy_only=False), np.int64), batch)
 
 
 def _chosen(types: dict[str, Any], columns: Sequence[str] | None) -> list[str]:
@@ -171,6 +240,12 @@ def _can_be_watched(kind: Any) -> bool:
     return any(getattr(pa.types, f"is_{test}")(kind) for test in tests)
 
 
-def _batches(stream: ArrowStream, names: list[str]) -> Iterator[dict[str, Any]]:
+def _batches(stream: ArrowStream, names: list[str], times: str | None) -> Iterator[dict[str, Any]]:
+    """Yield the columns `names`, and the times of the rows in microseconds as `TIMES`."""
     for batch in stream:
-        yield {name: batch.column(name) for name in names}
+        columns = {name: batch.column(name) for name in names}
+        if times is not None:
+            moments = batch.column(times)
+            zone = moments.type.tz
+            columns[TIMES] = moments.cast(pa.timestamp("us", tz=zone), safe=False).cast(pa.int64())
+        yield columns

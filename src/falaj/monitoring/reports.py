@@ -8,9 +8,9 @@ from typing import Any
 from falaj.governance import objects
 from falaj.governance.encryption.values import SealedValues
 from falaj.monitoring import store
-from falaj.monitoring.drift.baselines import compare_with_baseline
+from falaj.monitoring.drift.baselines import compare_with_baseline, merge_compatible
 from falaj.monitoring.drift.verdicts import VERDICT_ORDER
-from falaj.monitoring.evaluation import load_baseline, load_window
+from falaj.monitoring.evaluation import load_baseline, load_slots
 from falaj.monitoring.sketches.sketch_store import SketchStore
 from falaj.monitoring.windows.slots import WindowSlot
 from falaj.ports.metadata import Database
@@ -53,9 +53,8 @@ def _drift_of(
         return None
     version, own = position["version"], position["own_reference"]
     baseline = load_baseline(sketches, row, ident=row["id"], version=version, own=own)
-    return compare_with_baseline(
-        load_window(sketches, slots, endpoint=row["endpoint"], version=version), baseline
-    )
+    parts = load_slots(sketches, slots, endpoint=row["endpoint"], version=version)
+    return compare_with_baseline(merge_compatible(parts), baseline, parts=parts)
 
 
 def _or_last(drift: ModelDrift | None, position: dict[str, Any]) -> ModelDrift | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 from typing import Annotated
 
 from pydantic import AwareDatetime, Field
@@ -12,13 +11,13 @@ from falaj.governance.encryption.values import SealedValues
 from falaj.governance.operations.call import current_call
 from falaj.governance.operations.gate import Gate
 from falaj.governance.operations.operation import Mode, operation
-from falaj.governance.operations.pagination import list_page
+from falaj.governance.operations.pagination import list_page, visible_page
 from falaj.monitoring import alerts as alert_store
 from falaj.monitoring import store
 from falaj.monitoring.dependencies import MonitoringContext, ReadTrainingSet
 from falaj.records.features import DatasetRef
 from falaj.records.governance.identity import Role
-from falaj.records.governance.objects import Cursor, Page, PageSize, StoredObject
+from falaj.records.governance.objects import Cursor, Page, PageSize
 from falaj.records.monitoring.monitors import (
     DEFAULT_ROWS,
     Alert,
@@ -135,7 +134,7 @@ class Monitoring:
         return list_page(
             self.gate,
             ["monitor"],
-            lambda found: store.monitor_record(call.tx, found),
+            lambda page: [store.monitor_record(call.tx, found) for found in page],
             after=after,
             limit=limit,
             workspace=call.object("workspace").id,
@@ -167,19 +166,25 @@ class Monitoring:
     ) -> Page[Alert]:
         """List the alerts of a workspace or of one monitor, oldest first; monitoring.alert shows their reports."""
         call = current_call()
-        only = call.object("monitor").id if monitor is not None else None
-        workspace_id = call.object("workspace").id
-        seen: builtins.list[StoredObject] = []
-        while len(seen) <= limit:
-            batch = alert_store.alert_objects(
-                call.tx, workspace=workspace_id, monitor=only, after=after, limit=limit + 1
-            )
-            seen += self.gate.visible(batch)
-            if len(batch) <= limit:
-                break
-            after = batch[-1].id
-        items = tuple(alert_store.alert_record(call.tx, each, with_report=False) for each in seen[:limit])
-        return Page(items=items, next=items[-1].id if len(seen) > limit else None)
+        only = call.object("monitor") if monitor is not None else None
+        home = call.object("workspace").id if only is None else only.workspace
+        page = visible_page(
+            self.gate,
+            lambda visible, position, count: alert_store.alert_objects(
+                call.tx,
+                [*visible],
+                workspace=home,
+                monitor=None if only is None else only.id,
+                after=position,
+                limit=count,
+            ),
+            after=after,
+            limit=limit,
+            kinds=["alert"],
+            workspace=home,
+        )
+        items = (alert_store.alert_record(call.tx, each, with_report=False) for each, _ in page.items)
+        return Page(items=tuple(items), next=page.next)
 
     @operation("monitoring.alert", resource="alert", mode=Mode.READ)
     def alert(self, alert: AlertRef) -> Alert:

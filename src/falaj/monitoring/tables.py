@@ -5,7 +5,7 @@ from __future__ import annotations
 from sqlalchemy import BigInteger, Boolean, Column, ForeignKey, Index, Integer, LargeBinary, Table, Text
 
 from falaj.governance.tables import object_key
-from falaj.ports.metadata import METADATA, JsonText, UtcTime
+from falaj.ports.metadata import METADATA, UNRECORDED, JsonText, UtcTime
 
 
 def _object(name: str, *, primary_key: bool = False) -> Column[str]:
@@ -33,6 +33,7 @@ endpoints = Table(
     METADATA,
     _object("endpoint", primary_key=True),
     Column("seq", BigInteger, nullable=False),
+    info=UNRECORDED,
 )
 """The last slot number; this row is locked to change the slots of an endpoint."""
 
@@ -46,6 +47,7 @@ slots = Table(
     Column("until", UtcTime, nullable=False),
     Column("rows", BigInteger, nullable=False),
     Column("sealed", LargeBinary, nullable=False),
+    info=UNRECORDED,
 )
 """Windows in order of arrival; old ones are merged."""
 
@@ -66,6 +68,7 @@ positions = Table(
     Column("own_reference", LargeBinary),
     Column("report", JsonText),
     Index("monitoring_positions_due", "due_at"),
+    info=UNRECORDED,
 )
 """Progress of a monitor with a version. `due_at` is when the next window is complete, if known."""
 

@@ -14,7 +14,6 @@ from falaj.governance.operations.call import current_call
 from falaj.governance.operations.gate import Gate
 from falaj.governance.operations.operation import Mode, operation
 from falaj.governance.operations.pagination import list_page
-from falaj.governance.secrets.service import require_action
 from falaj.optimization import store
 from falaj.ports.metadata import Transaction
 from falaj.records.control.workflows import WorkflowRun
@@ -74,7 +73,7 @@ class Optimizations:
         original, dataset = call.object("model"), call.object("data")
         version = self._version(call.tx, original)
         for action, found in (("models.read", original), ("features.load", dataset)):
-            require_action(self.gate, call, action, found)
+            self.gate.require(call, action, found)
         columns = features or tuple(name for tensor in version.inputs[:1] for name in tensor.features)
         _require_optimizable(version)
         _require_columns(self._columns(call.tx, dataset), columns, target)
@@ -104,13 +103,15 @@ class Optimizations:
         return list_page(
             self.gate,
             ["optimization"],
-            lambda found: store.optimization_record(call.tx, found),
+            lambda page: [store.optimization_record(call.tx, found) for found in page],
             after=after,
             limit=limit,
             workspace=call.object("workspace").id,
         )
 
-    @operation("optimization.record", resource="model_version", allow=Role.OPERATOR, internal=True)
+    @operation(
+        "optimization.record", resource="model_version", allow=Role.OPERATOR, internal=True, emits=True
+    )
     def record(
         self,
         model: ModelVersionRef,

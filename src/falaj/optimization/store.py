@@ -24,8 +24,8 @@ def optimization_record(tx: Transaction, found: StoredObject) -> Optimization:
     return Optimization(
         id=found.id,
         workspace=found.workspace,
-        model=_name(tx, row["model"]),
-        data=_name(tx, row["data"]),
+        model=objects.name_of(tx, row["model"]),
+        data=objects.name_of(tx, row["data"]),
         target=row["target"],
         features=tuple(row["features"]),
         budget=AcceptanceBudget.model_validate(row["budget"]),
@@ -33,8 +33,3 @@ def optimization_record(tx: Transaction, found: StoredObject) -> Optimization:
         report=OptimizationReport.model_validate(row["report"]),
         created_at=found.created_at,
     )
-
-
-def _name(tx: Transaction, ident: str) -> str:
-    found = objects.ever(tx, ident)
-    return ident if found is None else found.name

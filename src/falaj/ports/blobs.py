@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import NamedTuple, NewType, Protocol
 
 BlobKey = NewType("BlobKey", str)
@@ -15,6 +15,13 @@ class StoredBlob(NamedTuple):
     key: BlobKey
     size_bytes: int
     modified_at: datetime
+
+
+class UploadAddress(NamedTuple):
+    """Where somebody without credentials may put the bytes of one blob by an HTTP PUT; they are `staged` there."""
+
+    staged: str
+    url: str
 
 
 class BlobStore(Protocol):
@@ -45,4 +52,19 @@ class BlobStore(Protocol):
 
     def list(self, prefix: str = "") -> Iterator[StoredBlob]:
         """Return the blobs whose keys begin with `prefix`."""
+        ...
+
+    def open_upload(self, *, lasts: timedelta) -> UploadAddress | None:
+        """Return an address at which one blob can be uploaded for so long; none if the store takes none."""
+        ...
+
+    def adopt(self, staged: str, key: BlobKey) -> None:
+        """Store what was uploaded as `staged` under `key`, where its uploader cannot change it any more.
+
+        NotFound if nothing was uploaded, AlreadyExists if the key exists, TooLarge if the store cannot move so much.
+        """
+        ...
+
+    def discard(self, staged: str) -> None:
+        """Remove what was uploaded as `staged`, if anything was."""
         ...

@@ -1,8 +1,9 @@
-"""The identity of the running system: it tells process ids of an earlier boot or of another container apart."""
+"""The running system: its identity, which tells process ids of an earlier boot or container apart, and its clock."""
 
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -15,3 +16,8 @@ def boot_identity() -> str:
         return f"{BOOT_ID.read_text().strip()} {os.readlink(PID_NAMESPACE)}"
     except OSError:
         return ""
+
+
+def boot_seconds() -> float:
+    """Return the seconds since boot, the time of suspension included: nobody can set this clock."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))

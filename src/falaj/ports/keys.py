@@ -45,6 +45,17 @@ class KeyService(Protocol):
         """Return the 32 raw bytes of the Ed25519 public key."""
         ...
 
+    def keep(self, name: str, value: bytes) -> None:
+        """Store a small value beside the keys, where who has the database alone cannot change it.
+
+        A name is of letters, digits, `-` and `_`. A store that wears out may write the newest value a minute late.
+        """
+        ...
+
+    def kept(self, name: str) -> bytes | None:
+        """Return the newest value that was kept under `name`; none if there is none."""
+        ...
+
     def close(self) -> None:
         """Release the keys. Later calls raise KeyUnavailable."""
         ...

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:  # records load pydantic, which would delay the start of every attempt
     from falaj.records.training.jobs import Framework
@@ -14,7 +14,51 @@ if TYPE_CHECKING:  # records load pydantic, which would delay the start of every
 WHOLE_GPU = 1000
 """A whole GPU in thousandths, as in `records.scheduling`."""
 
+FENCE_GRACE_S = 5.0
+"""How long an attempt may take to end after its lease has run out."""
+
+
+def fence_wait_s(fence_s: float) -> float:
+    """Return after how long without renewal an attempt on another machine has certainly ended: the time of its lease,
+    and a margin for its end and for clocks that run at different speeds."""
+    return fence_s + max(2 * FENCE_GRACE_S, fence_s / 4)
+
+
 Phase = Literal["unknown", "starting", "running", "ended", "lost"]
+
+
+@dataclass(frozen=True)
+class OpenPlacement:
+    """What the queue of a cluster is told of an attempt that it places itself.
+
+    `priority` is that of the job. It may run in `zones` only, unless that is none, and on `machines` only, unless there
+    are none. With `spread` each node is on a machine of its own; with `together` all are on one fabric.
+    """
+
+    priority: int = 0
+    zones: tuple[str, ...] | None = None
+    machines: tuple[str, ...] = ()
+    spread: bool = False
+    together: bool = False
+
+
+VOLUMES = "/volumes"
+"""Where pods have their volumes, each by its name."""
+
+
+@dataclass(frozen=True)
+class VolumeMount:
+    """A volume of an attempt: a `folder` of this machine, or a `claim` in its namespace, of which `path` is mounted.
+
+    It lies in `zone`, if that is known.
+    """
+
+    name: str
+    read_only: bool = True
+    zone: str | None = None
+    folder: Path | None = None
+    claim: str | None = None
+    path: str | None = None
 
 
 @dataclass(frozen=True)
@@ -26,6 +70,7 @@ class Launch:
     - `directory` is its private folder, which the caller has filled: `code/` (the working directory), `inputs/` and
       `outputs/`. The launcher may give it to another uid. Do not trust its content afterwards, in particular links.
     - `readable` are further paths that it may read, `hidden` are paths that it must not reach.
+    - `volumes` are claims that its pods mount, for launchers that make pods.
 
     Program:
     - `command` is the complete command of one process, program first. For torch it is Python, its options, and the
@@ -34,14 +79,22 @@ class Launch:
       output, and the variables of a rank.
     - `secrets` are further environment variables, which are neither written to disk nor shown in the log.
     - `framework` selects the launch contract. `processes` start and end together: workers of torchrun, or copies with
-      FALAJ_RANK and FALAJ_WORLD_SIZE. `processes_min` is the smallest world size with which torch may continue.
-      `roles` count the processes of each role, for frameworks that have roles.
+      FALAJ_RANK and FALAJ_WORLD_SIZE. `processes_min` is the smallest number of them with which torch may continue.
+      `roles` count the processes of each role on all nodes, for frameworks that have roles.
+    - A job of several `nodes` runs `processes` on each. `peers` are the addresses of all nodes, or names that are
+      resolved before its code starts, and this launch is the one of number `node_rank`; without peers it runs the
+      processes of all nodes. Nodes do not watch each other: whoever starts several stops the others as soon as one has
+      failed, or all have ended whose end decides.
+    - `hosts` are the names of the machines on which the scheduler placed the nodes, and `labels` say whose it is
+      (`name`, `workspace`, `queue`), for launchers that show it. `image` is the container image that it runs in, for
+      launchers that need one; none: the launcher's own. `open_placement` is for an attempt that the scheduler did not
+      place: the queue of the cluster does.
     - With `nsys` its processes run under Nsight Systems, which writes its reports to `outputs/`.
 
-    Resources, for all processes together:
+    Resources of one node, for all its processes together; a launch without peers has those of all its nodes:
     - `cpus`, `memory_bytes`, and `disk_bytes`, which is how much it may add to its directory.
-    - `gpus` are the UUIDs of its cards or MIG slices. `gpu_milli` below 1000 is a fraction of one card in thousandths,
-      by MPS, with `gpu_memory_bytes` of its memory; the MPS daemon listens in `mps_directory`.
+    - `gpus` are the UUIDs of all its cards or MIG slices here. `gpu_milli` below 1000 is a fraction of one card in
+      thousandths, by MPS, with `gpu_memory_bytes` of its memory; the MPS daemon listens in `mps_directory`.
     - `network` is whether it may use the network.
 
     Time:
@@ -57,6 +110,9 @@ class Launch:
     processes: int = 1
     processes_min: int | None = None
     roles: Mapping[str, int] = field(default_factory=dict)
+    nodes: int = 1
+    node_rank: int = 0
+    peers: tuple[str, ...] = ()
     cpus: int = 1
     gpus: tuple[str, ...] = ()
     gpu_milli: int = WHOLE_GPU
@@ -72,6 +128,11 @@ class Launch:
     hang_s: float | None = None
     grace_s: float = 10.0
     nsys: bool = False
+    hosts: tuple[str, ...] = ()
+    labels: Mapping[str, str] = field(default_factory=dict)
+    image: str | None = None
+    open_placement: OpenPlacement | None = None
+    volumes: tuple[VolumeMount, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -89,7 +150,7 @@ class AttemptState:
     """The state of an attempt.
 
     - `unknown`: none of its code has run, and none will unless `start` is called.
-    - `starting`: it was accepted, and its code does not run yet.
+    - `starting`: it was accepted, and its code does not run yet; `reason` may say what it waits for.
     - `running`: its code runs.
     - `ended`: with an `exit_code`, by a `signal`, or with neither if its code could not be started. It succeeded if and
       only if `exit_code` is 0.
@@ -97,7 +158,10 @@ class AttemptState:
       `node_restarted` is true if that was because its node went down; the node may be back by now.
 
     `reason` says in one sentence why it failed. `limits` say how each limit is enforced ("memory: cgroup"). `stopped`
-    says of an ended attempt whether `stop` caused the end; none if that is not known.
+    says of an ended attempt whether `stop` caused the end; none if that is not known. `fenced` says that it was stopped
+    because no controller renewed the lease of the attempts of its home. `evicted` says in a sentence why the cluster
+    ended it although nothing was wrong with it: its machine was drained, or was lost; `preempted` that it did so for
+    another one. `hosts` are the machines that its nodes run or ran on, where the cluster placed it.
     """
 
     phase: Phase
@@ -110,6 +174,10 @@ class AttemptState:
     limits: tuple[str, ...] = ()
     stopped: bool | None = None
     node_restarted: bool = False
+    fenced: bool = False
+    evicted: str | None = None
+    preempted: bool = False
+    hosts: tuple[str, ...] = ()
 
 
 class Launcher(Protocol):
@@ -147,4 +215,74 @@ class Launcher(Protocol):
 
         The name is unknown afterwards: `start` would run it as a new attempt.
         """
+        ...
+
+
+@dataclass(frozen=True)
+class PodImage:
+    """The image of an attempt's pods: the `reference` that they were created with, the digest that they `ran` as the
+    cluster reports it, and the list of its Python packages as its worker reports it; empty until then."""
+
+    reference: str
+    ran: str | None = None
+    packages: str = ""
+
+    @property
+    def digest(self) -> str | None:
+        """What ran, or the reference where it fixes that; none if neither is known."""
+        return self.ran or (self.reference if "@sha256:" in self.reference else None)
+
+
+@dataclass(frozen=True)
+class WorkerOrder:
+    """The answer to a worker that renews its lease: how long the lease lasts from now on, and whether to stop."""
+
+    lease_s: float
+    stop_grace_s: float | None = None
+
+
+class WorkerHost(Protocol):
+    """What the workers of an attempt fetch from the platform and report to it.
+
+    A worker runs the processes of one node on another machine than the platform (decision 0034). All methods may be
+    repeated: a worker sends again what was not answered. A node is claimed by one pod for good, and the methods that
+    take a `pod` raise Conflict if it is not the one.
+    """
+
+    def claim(self, node_rank: int, pod: str) -> None:
+        """Let `pod` run this node. Conflict if another one does or did, or if the attempt is over."""
+        ...
+
+    def launch(self, node_rank: int, pod: str) -> dict[str, Any]:
+        """Return what to run, as JSON, without secrets."""
+        ...
+
+    def files(self) -> bytes:
+        """Return the code and the inputs as JSON: a list of objects with `path`, `size`, `sha256` and `mode`."""
+        ...
+
+    def read_file(self, path: str, *, offset: int, length: int) -> tuple[int, Iterator[bytes]]:
+        """Return up to `length` bytes of a file from `offset` on, and their number. NotFound for any other path."""
+        ...
+
+    def append_log(self, node_rank: int, pod: str, *, offset: int, body: Iterator[bytes]) -> int:
+        """Append to the log of a node, and return its length. What lies before its present end is skipped."""
+        ...
+
+    def save_output(
+        self, node_rank: int, pod: str, path: str, *, size: int, sha256: str, body: Iterator[bytes]
+    ) -> None:
+        """Store an output file, once it is complete. InvalidInput if it is not what was announced."""
+        ...
+
+    def save_packages(self, node_rank: int, pod: str, body: Iterator[bytes]) -> None:
+        """Store which Python packages a node has, as a text; that of node 0 counts."""
+        ...
+
+    def renew(self, node_rank: int, pod: str) -> WorkerOrder:
+        """Return for how long the node may go on, and whether it is to stop."""
+        ...
+
+    def end(self, node_rank: int, pod: str, result: Mapping[str, Any]) -> None:
+        """Record how the node ended; the first result counts."""
         ...

@@ -8,13 +8,27 @@ from contextlib import AbstractContextManager
 from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol
 
-from sqlalchemy import BigInteger, Dialect, MetaData, Text
+from sqlalchemy import BigInteger, Dialect, MetaData, Select, Table, Text
 from sqlalchemy.engine import CursorResult
 from sqlalchemy.sql import Executable
 from sqlalchemy.types import TypeDecorator
 
 METADATA = MetaData()
 """The tables of all services. A test compares the migrations with it."""
+
+RECORDED = "recorded"
+
+
+def recorded(*columns: str) -> dict[str, Any]:
+    """Return the `info` of a table of which the audit log records these columns only; by default it records all."""
+    return {RECORDED: columns}
+
+
+UNRECORDED = recorded()
+"""The `info` of a table that the audit log does not record: counters, queues, caches, and what changes by itself."""
+
+encode_json = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
+"""JSON as `JsonText` stores it."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
@@ -50,14 +64,34 @@ class JsonText(TypeDecorator[Any]):
     cache_ok = True
 
     def process_bind_param(self, value: Any, dialect: Dialect) -> str | None:
-        return None if value is None else json.dumps(value, sort_keys=True, separators=(",", ":"))
+        return None if value is None else encode_json(value)
 
     def process_result_value(self, value: str | None, dialect: Dialect) -> Any:
         return None if value is None else json.loads(value)
 
 
+class Prepared:
+    """A SELECT of a fixed shape, which is compiled once for each kind of database; its parameters are bindparams."""
+
+    __slots__ = ("plans", "query")
+
+    def __init__(self, query: Select[Any]) -> None:
+        self.query = query
+        self.plans: dict[str, Any] = {}
+        """The compiled query by the name of the dialect; drivers keep it here."""
+
+
 class Transaction(Protocol):
-    """Statements that take effect together or not at all."""
+    """Statements that take effect together or not at all.
+
+    `row_lock` ends a plain SELECT so that it locks its rows; it is empty where writers run one at a time.
+    """
+
+    row_lock: str
+
+    def server_time(self) -> datetime | None:
+        """Return the time of the database server, one clock for all machines; none where the database is a file."""
+        ...
 
     def execute(
         self,
@@ -73,6 +107,18 @@ class Transaction(Protocol):
 
         For the few statements on the hot path of every call: ten times faster than `execute` (see decision 0004).
         """
+        ...
+
+    def fetch(self, query: Prepared, parameters: Mapping[str, Any], /) -> list[dict[str, Any]]:
+        """Return the rows of a prepared query by column, as `execute` would: for statements that are frequent."""
+        ...
+
+    def insert(self, table: Table, row: Mapping[str, Any], /) -> None:
+        """Insert one row, as `execute` of an insert with these values would: for statements that are frequent."""
+        ...
+
+    def update(self, table: Table, key: Mapping[str, Any], values: Mapping[str, Any], /) -> None:
+        """Change the row with this primary key, as `execute` of an update would: for statements that are frequent."""
         ...
 
     def bulk_insert(self, table: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], /) -> int:

@@ -12,22 +12,37 @@ ArrowBatch: TypeAlias = Any
 """A pyarrow RecordBatch."""
 
 COLUMNS = ("key", "event_time", "value")
-"""The columns of a batch to write: binary; int64, microseconds since 1970; binary."""
+"""The columns of a batch to write: binary; int64, microseconds since 1970; binary, at most `MAX_VALUE_BYTES`.
+
+A value may hold rows that become known later beside the newest one; `event_time` is then the newest of theirs.
+"""
+MAX_VALUE_BYTES = 1_000_000
 
 
 class OnlineStore(Protocol):
-    """The newest row per key. A read after a returned write sees it; an older event time never overwrites a newer one.
+    """The newest value per key. A read after a returned write sees it; an older event time overwrites no newer one.
 
-    Of two rows with the same event time the later write wins. Reads never wait for writes. The store is a projection:
-    it may lose its last writes in a power failure, and can be rebuilt.
+    Of two rows with the same event time the later write wins. Reads never wait for writes. A returned write survives a
+    power failure. Every method raises Damaged if the store is not what was written; it is a projection and can be
+    rebuilt. It raises Unavailable if the store cannot be reached.
     """
 
     def write(self, view: ViewName, rows: ArrowBatch) -> int:
-        """Write `rows`, which have the columns `COLUMNS`, and return how many of them were stored."""
+        """Write `rows`, which have the columns `COLUMNS`, and return how many of them were stored.
+
+        Without rows, the view is known from then on to have none.
+        """
         ...
 
     def read(self, view: ViewName, keys: Sequence[EntityKey]) -> list[bytes | None]:
-        """Return the value of each key in the order of `keys`; none for a key that is missing."""
+        """Return the value of each key in the order of `keys`; none for a key that is missing.
+
+        Raise Damaged if `view` was never written: its values were lost.
+        """
+        ...
+
+    def check(self) -> None:
+        """Read everything. Raise Damaged if it is not what was written."""
         ...
 
     def close(self) -> None: ...

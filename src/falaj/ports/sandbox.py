@@ -30,6 +30,7 @@ Promise = Literal[
     "children",
     "gpus",
     "out-of-memory",
+    "kernel",
 ]
 
 PROMISES: Mapping[Promise, str] = {
@@ -52,6 +53,7 @@ PROMISES: Mapping[Promise, str] = {
     "children": "no process outlives the job",
     "gpus": "the job can use the GPUs that it was given",
     "out-of-memory": "the job cannot choose which other process the kernel ends when memory runs out",
+    "kernel": "parts of the kernel that no job needs cannot be used: io_uring, keys, BPF, new namespaces, vsock",
 }
 """Everything that a sandbox promises."""
 
@@ -114,7 +116,8 @@ class MachineFacts:
     where it can give a process its own network and process list; a `_fault` says why its `_works` is False.
     `bubblewrap_bounds`: it can say how large a file system in memory may grow (bwrap 0.7); `bubblewrap_bundled`: it
     is the one that was installed with Falaj. `landlock_abi` is the version of the kernel's interface, 0 without one;
-    `landlock_own_uid`: jobs in it also get a uid of their own.
+    `landlock_own_uid`: jobs in it also get a uid of their own. `python_blocked_at` is the folder or file, behind all
+    links, that other users may not pass on the way to `python`.
     """
 
     is_root: bool
@@ -134,3 +137,4 @@ class MachineFacts:
     spare_uids: range = range(0)
     uid_works: bool = False
     uid_fault: str = ""
+    python_blocked_at: str | None = None

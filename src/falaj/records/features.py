@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    Field,
+    ValidationInfo,
+    field_serializer,
+    field_validator,
+    model_validator,
+)
 
-from falaj.records.governance.residency import Label
+from falaj.records.governance.residency import Label, union
 from falaj.records.names import DataClass, Jurisdiction, Name, ObjectId, Reference, RefersTo, TextRule
 from falaj.records.record import Record
 
@@ -44,10 +52,18 @@ NUMBERS = (ColumnType.INTEGER, ColumnType.FLOAT)
 
 
 class Feature(Record):
-    """A column and its type."""
+    """A column and its type. `only` and `classes` label it: they become part of the label of its view."""
 
     name: Column
     type: ColumnType
+    only: Annotated[tuple[Jurisdiction, ...], Field(min_length=1)] | None = None
+    classes: tuple[DataClass, ...] = ()
+
+    @property
+    def label(self) -> Label:
+        return Label(
+            only=None if self.only is None else frozenset(self.only), classes=frozenset(self.classes)
+        )
 
 
 class Entity(Record):
@@ -74,6 +90,10 @@ class AggregateFunction(StrEnum):
     STD = "std"
 
 
+EXACT = (AggregateFunction.SUM, AggregateFunction.MIN, AggregateFunction.MAX)
+"""Functions that make an integer of integers."""
+
+
 class Aggregation(Record):
     """A feature that sums up a column over the window that ends with each row, that row included."""
 
@@ -82,17 +102,31 @@ class Aggregation(Record):
     function: AggregateFunction
     window: Duration
 
-    @property
-    def feature(self) -> Feature:
-        counts = self.function is AggregateFunction.COUNT
-        return Feature(name=self.name, type=ColumnType.INTEGER if counts else ColumnType.FLOAT)
+    def feature_of(self, column: ColumnType | None) -> Feature:
+        """Return the feature that the aggregation of a column of that type is."""
+        is_exact = self.function in EXACT and column is ColumnType.INTEGER
+        is_integer = is_exact or self.function is AggregateFunction.COUNT
+        return Feature(name=self.name, type=ColumnType.INTEGER if is_integer else ColumnType.FLOAT)
+
+
+class KnownAt(StrEnum):
+    """What says when a row became known: a column of the view, the platform's clock, or the row's event time."""
+
+    CREATED_TIME = "created_time"
+    INGESTION = "ingestion"
+    EVENT_TIME = "event_time"
 
 
 class FeatureView(Record):
     """Rows about entities, over time. `sql` makes them from the input `source`; without it they are as uploaded.
 
     `columns` are stored. They are the features, unless there are `aggregations`: then those are. `ttl` is how old a
-    value may be when it is used. `created_time` says when a row was known; without it, when it happened.
+    value may be when it is used.
+
+    `created_time` is the column that says when a row was known. Without it, `known_at` is "ingestion" by default: the
+    rows of the first load, and of back-fills, were known when they happened, others when they came in. "event_time"
+    takes all rows as known when they happened: a row that comes in late then changes what older rows of a training set
+    get.
     """
 
     name: Name
@@ -100,6 +134,7 @@ class FeatureView(Record):
     columns: Annotated[tuple[Feature, ...], Field(min_length=1, max_length=1000)]
     event_time: Column = "event_time"
     created_time: Column | None = None
+    known_at: KnownAt | None = None
     ttl: Duration | None = None
     sql: Annotated[str, Field(max_length=100_000)] | None = None
     aggregations: Annotated[tuple[Aggregation, ...], Field(max_length=200)] = ()
@@ -108,12 +143,15 @@ class FeatureView(Record):
 
     @property
     def features(self) -> tuple[Feature, ...]:
-        return tuple(each.feature for each in self.aggregations) or self.columns
+        types = {column.name: column.type for column in self.columns}
+        return tuple(each.feature_of(types.get(each.column)) for each in self.aggregations) or self.columns
 
     @property
     def own_label(self) -> Label:
+        """The label of the view and those of its columns: whoever reads the view reads all of them."""
         only = None if self.only is None else frozenset(self.only)
-        return Label(only=only, classes=frozenset(self.classes))
+        own = Label(only=only, classes=frozenset(self.classes))
+        return union([own, *(column.label for column in self.columns)])
 
     @model_validator(mode="after")
     def _names_fit(self) -> Self:
@@ -123,6 +161,8 @@ class FeatureView(Record):
             twice = {name for name in names if names.count(name) > 1}
             if twice:
                 raise ValueError(f"columns are named once: {', '.join(sorted(twice))}")
+        if self.known_at is not None and (self.known_at is KnownAt.CREATED_TIME) != bool(self.created_time):
+            raise ValueError("known_at is created_time where there is a created_time column, and only there")
         unknown = {each.column for each in self.aggregations} - {column.name for column in self.columns}
         if unknown:
             raise ValueError(f"aggregations are over columns of the view, not {', '.join(sorted(unknown))}")
@@ -152,6 +192,11 @@ class StoredView(Record):
     online_version: int | None = None
     created_at: datetime
 
+    @property
+    def known_at(self) -> KnownAt:
+        """What says when a row was known. The definition of a stored view states it."""
+        return self.definition.known_at or KnownAt.EVENT_TIME
+
 
 class ChangeKind(StrEnum):
     NEW = "new"
@@ -159,14 +204,30 @@ class ChangeKind(StrEnum):
     UNCHANGED = "unchanged"
 
 
+class KeepRows(StrEnum):
+    """Which rows a new version of a view takes over from the last one.
+
+    `compatible`: those that fit its definition, if its SQL is the same; `all`: also those of another SQL; `none`.
+    """
+
+    COMPATIBLE = "compatible"
+    ALL = "all"
+    NONE = "none"
+
+
 class PlannedChange(Record):
-    """The planned change of a definition. `differences` are the fields that are new in this version of a view."""
+    """The planned change of a definition. `differences` are the fields that are new in this version of a view.
+
+    `kept_rows` are those that it takes over from the last version, if that has any; `notes` say what becomes of them.
+    """
 
     kind: Literal["entity", "view"]
     name: str
     change: ChangeKind
     version: int | None = None
     differences: tuple[str, ...] = ()
+    kept_rows: int | None = None
+    notes: tuple[str, ...] = ()
 
 
 class ApplyResult(Record):
@@ -177,31 +238,51 @@ class ApplyResult(Record):
     changes: tuple[PlannedChange, ...] = ()
 
 
+class TableCleanup(Record):
+    """The number of table files and of folders of killed queries that were removed."""
+
+    files: int
+    spilled: int
+
+
 class IngestResult(Record):
+    """The rows of a view after an ingestion. `notes` say what was assumed to read the uploaded ones.
+
+    `known_from` is when the added rows became known, where that is when they came in. If the same upload had been added
+    before, nothing is added, and `already_since` says when that was.
+    """
+
     view: ObjectId
     version: int
     table_version: int
     added: int
     rows: int
+    known_from: datetime | None = None
+    notes: tuple[str, ...] = ()
+    already_since: datetime | None = None
 
 
 class PinnedView(Record):
-    """Exactly what a training set read of a view."""
+    """Exactly what a training set read of a view. `known_at` says what counted as known; earlier sets did not say."""
 
     view: ObjectId
     version: int
     table_version: int
+    known_at: KnownAt | None = None
 
 
 def pin_of(view: StoredView) -> PinnedView:
     """Return the pinned version of `view` for reading its rows now."""
-    return PinnedView(view=view.id, version=view.version, table_version=view.table_version or 0)
+    return PinnedView(
+        view=view.id, version=view.version, table_version=view.table_version or 0, known_at=view.known_at
+    )
 
 
 class TrainingSet(Record):
     """A spine with the features of some views as they were known at each row's time.
 
-    `spine_pin` says which rows the spine was, where it is a view.
+    `spine_pin` says which rows the spine was, where it is a view. `notes` say what was assumed to read an uploaded one;
+    only the answer that makes the set has them.
     """
 
     id: ObjectId
@@ -219,17 +300,37 @@ class TrainingSet(Record):
     table_version: int
     rows: int
     created_at: datetime
+    notes: tuple[str, ...] = ()
+
+
+class InferredFeatures(Record):
+    """An entity and a view that fit a file. `skipped` are its columns that no view can store."""
+
+    entity: Entity
+    view: FeatureView
+    rows: int
+    skipped: tuple[str, ...] = ()
 
 
 class MaterializeResult(Record):
+    """What was written online: the keys, those of them that have a new value, and the values that take effect later.
+
+    `complete_until` is given if a key has more future values than are kept: materialize again before then.
+    """
+
     view: ObjectId
     version: int
     table_version: int
     keys: int
     written: int
+    ahead: int = 0
+    complete_until: datetime | None = None
 
 
 Value = int | float | bool | str | None
+INFINITIES = {math.inf: "Infinity", -math.inf: "-Infinity"}
+"""How JSON has them."""
+_INFINITE = frozenset(INFINITIES)
 
 
 class OnlineRow(Record):
@@ -239,8 +340,40 @@ class OnlineRow(Record):
     event_time: datetime | None
     values: tuple[Value, ...]
 
+    @field_serializer("values", when_used="json")
+    def _without_infinities(self, values: tuple[Value, ...]) -> tuple[Value, ...]:
+        """JSON has no infinities: they become texts."""
+        if _INFINITE.isdisjoint(values):
+            return values
+        return tuple(INFINITIES.get(value, value) for value in values)  # type: ignore[arg-type]
+
 
 class OnlineRows(Record):
+    """Rows of a version of a view. `types` are those of its features: in JSON, an infinite float is a text.
+
+    Values of rows from before `oldest` are too old, by the ttl of the view.
+    """
+
     version: int
     features: tuple[str, ...]
+    types: tuple[ColumnType, ...] = ()
     rows: tuple[OnlineRow, ...]
+    oldest: datetime | None = None
+
+    @field_validator("rows")
+    @classmethod
+    def _with_infinities(cls, rows: tuple[OnlineRow, ...], info: ValidationInfo) -> tuple[OnlineRow, ...]:
+        """Restore the infinities of an answer that was sent as JSON."""
+        floats = [n for n, kind in enumerate(info.data.get("types", ())) if kind is ColumnType.FLOAT]
+        if not any(type(row.values[number]) is str for row in rows for number in floats):
+            return rows
+        return tuple(
+            row.model_copy(
+                update={
+                    "values": tuple(
+                        float(v) if n in floats and v is not None else v for n, v in enumerate(row.values)
+                    )
+                }
+            )
+            for row in rows
+        )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import time
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Any, NewType
 
@@ -22,13 +24,22 @@ DEFAULT_QUEUE = ObjectId("queue_0000000000000000000default")
 NAME_RULE = "1 to 128 of a-z, 0-9, '-', '_' and '.', starting and ending with a letter or digit, no '..'"
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
+_PAIRS = [first + second for first in _ALPHABET for second in _ALPHABET]
+_SHIFTS = range(120, -1, -10)
 _WORD = r"[a-z0-9](?:[a-z0-9._-]{0,126}[a-z0-9])?"
 
 
 def new_id(prefix: str) -> ObjectId:
     """`prefix_` and 26 characters that sort by time: 48 bits of milliseconds, 80 random bits."""
     value = (int(time.time() * 1000) << 80) | int.from_bytes(os.urandom(10))
-    return ObjectId(f"{prefix}_" + "".join(_ALPHABET[(value >> shift) & 31] for shift in range(125, -1, -5)))
+    return ObjectId(f"{prefix}_" + "".join([_PAIRS[(value >> shift) & 1023] for shift in _SHIFTS]))
+
+
+def repeated_names(names: Iterable[str]) -> list[str]:
+    """Return the names that occur twice when case is ignored, as it is in queries."""
+    given = list(names)
+    counts = Counter(name.casefold() for name in given)
+    return [name for name in given if counts[name.casefold()] > 1]
 
 
 class TextRule:

@@ -39,3 +39,5 @@ class PlatformStatus(Record):
     controller: str | None = None
     models: str | None = None
     """The URL of the model server; none until something is deployed."""
+    models_problem: str | None = None
+    """What keeps the model server from serving."""

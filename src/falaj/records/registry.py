@@ -8,13 +8,14 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from falaj.records.governance.identity import Appointment
 from falaj.records.governance.residency import Label
 from falaj.records.names import Name, ObjectId, PrincipalId, Reference, RefersTo, TextRule
 from falaj.records.record import Record
 
 ModelRef = Annotated[Reference, RefersTo("model")]
 ModelVersionRef = Annotated[Reference, RefersTo("model_version")]
-"""A version is named by its model and number, like `churn@14`."""
+"""A version is named by its model and number, like `churn@14`, or by an alias that points at it: `churn@champion`."""
 
 AliasName = Annotated[
     str,
@@ -153,11 +154,13 @@ class ModelVersion(ModelManifest):
 
 
 class Alias(Record):
-    """An alias and its version. A protected one moves only to a version that was approved for it."""
+    """An alias and its version. A protected one moves only to a version that was approved for it; if it is
+    `independent`, by someone whom the version's authors did not appoint."""
 
     alias: str
     version: str | None
     protected: bool
+    independent: bool = False
     since: datetime | None = None
 
 
@@ -177,6 +180,8 @@ class AliasMove(StrEnum):
 
     PROMOTE = "promote"
     ROLLBACK = "rollback"
+    PROTECT = "protect"
+    """It stayed where it was, and was protected: no rollback leads to a version from before."""
 
 
 class AliasChange(Record):
@@ -192,7 +197,11 @@ class AliasChange(Record):
 
 
 class Approval(Record):
-    """`by` found `version` fit for `alias`, and for nothing else. A rollback from the version withdraws it."""
+    """`by` found `version` fit for `alias`, and for nothing else. A rollback from the version withdraws it.
+
+    `appointment` is how `by` came to be an approver (None: by a policy, or it was not recorded then); `independent`:
+    without the version's authors.
+    """
 
     id: ObjectId
     version: str
@@ -201,6 +210,16 @@ class Approval(Record):
     comment: str
     at: datetime
     withdrawn_at: datetime | None = None
+    appointment: Appointment | None = None
+    independent: bool = False
+
+
+class StandingApprovals(Record):
+    """For which aliases a version is approved, for which of them independently, and for which no longer."""
+
+    approved: frozenset[str] = frozenset()
+    independent: frozenset[str] = frozenset()
+    withdrawn: frozenset[str] = frozenset()
 
 
 class Promotion(Record):

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from falaj.records.governance.residency import Label
 from falaj.records.names import Name, ObjectId, Reference, RefersTo, TextRule
@@ -90,6 +90,9 @@ VersionName = Annotated[
 TensorName = Annotated[str, Field(min_length=1, max_length=256)]
 
 
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+
+
 class Route(Record):
     """A version's share of an endpoint's requests; with weight 0 it answers only whoever asks for it by version."""
 
@@ -108,18 +111,22 @@ class ViewLookup(Record):
     name: Name | None = None
     features: Annotated[tuple[str, ...], Field(max_length=1000)] = ()
     """Which features the view has; the platform fills this in."""
+    key_types: Annotated[tuple[Datatype, ...], Field(max_length=8)] = ()
+    """The types of `keys` in a request; the platform fills this in."""
 
 
 class Lookup(Record):
     """The assembly of a model's one input from feature views and the request's other inputs.
 
     Its columns are `features`, in the model's order (none: as the version says). Each comes from the view that has it,
-    else from the request's input of that name. `missing` stands for a value that is not known (none: NaN).
+    else from the request's input of that name. A feature that is not known gets its value in `defaults`, by its name
+    among the model's columns; without one, the number `missing` (none: NaN), or the request is rejected.
     """
 
     views: Annotated[tuple[ViewLookup, ...], Field(min_length=1, max_length=50)]
     features: Annotated[tuple[TensorName, ...], Field(max_length=10_000)] = ()
-    missing: float | None = None
+    missing: Finite | Literal["reject"] | None = None
+    defaults: Annotated[dict[TensorName, Finite], Field(max_length=10_000)] = {}
 
 
 class Endpoint(Record):
@@ -192,8 +199,12 @@ class DeployedEndpoint(Record):
     zone: str = ""
     label: Label
     url: str | None = None
+    protected: str | None = None
+    """The alias for which every version that it serves must be approved; none if it is not protected."""
     unlogged: int = 0
     """Predictions that were answered, but could not be logged."""
+    problem: str | None = None
+    """What keeps the model server, and so every version, from being reached."""
     created_at: datetime
     changed_at: datetime
 
@@ -221,7 +232,10 @@ class ReportReceipt(Record):
 
 
 class VersionStats(Record):
-    """The statistics of one version. The score is over the `labelled` rows: its mean, and its variance between rows."""
+    """The statistics of one version. The score is over the `labelled` rows: its mean, and its variance between rows.
+
+    Labels of `unscored` rows do not count: what was predicted is not a finite number.
+    """
 
     version: str
     requests: int = 0
@@ -229,7 +243,12 @@ class VersionStats(Record):
     rows: int = 0
     p50_ms: float | None = None
     p99_ms: float | None = None
+    slow_ms: float | None = None
+    """The bound of the latency histogram next below its p95."""
+    slow_share: float | None = None
+    """The share of its requests that took longer than `slow_ms`."""
     labelled: int = 0
+    unscored: int = 0
     score_mean: float | None = None
     score_variance: float | None = None
 
@@ -239,6 +258,28 @@ class EndpointStats(Record):
     since: datetime | None
     scoring: ScoringRule | None
     versions: tuple[VersionStats, ...]
+
+
+class Observation(Record):
+    """What came in at once while several versions answer: counts of requests, or scores by version.
+
+    A prediction is scored once, by its first label; `scores` has one value for each request, the mean of its rows.
+    """
+
+    number: int
+    at: datetime
+    requests: tuple[VersionCounts, ...] = ()
+    scores: dict[str, tuple[float, ...]] = {}
+
+
+class EndpointObservations(Record):
+    """Observations since the routes changed, in the order in which they were stored; `next`: more follow it."""
+
+    endpoint: str
+    since: datetime
+    scoring: ScoringRule | None
+    items: tuple[Observation, ...]
+    next: int | None = None
 
 
 class PredictionBatch(Record):
@@ -253,7 +294,12 @@ class PredictionBatch(Record):
 
 
 class PredictionRecord(Record):
-    """One answered row: who asked which version, what went in, what came out, and what came true."""
+    """One answered row: who asked which version, what went in, what came out, and what came true.
+
+    JSON has neither NaN nor infinities: there they are the texts NaN, Infinity and -Infinity, and not null.
+    """
+
+    model_config = ConfigDict(ser_json_inf_nan="strings")
 
     id: str
     endpoint: str
@@ -272,15 +318,19 @@ class GroundTruth(Record):
     """The ground truth of a prediction: a number, or 0 or 1 for a class."""
 
     id: PredictionRef
-    value: Annotated[float, Field(allow_inf_nan=False)]
+    value: Finite
 
 
 class FeedbackResult(Record):
-    """The number of labels stored; `unknown` predictions are not logged, or not yet: send them again later."""
+    """The number of labels stored; `unknown` predictions are not logged, or not yet: send them again later.
+
+    `unscored` labels are stored without a score: what was predicted is not a finite number.
+    """
 
     stored: int
     replaced: int
     unknown: tuple[str, ...] = ()
+    unscored: tuple[str, ...] = ()
 
 
 class InferInput(Record):
@@ -293,20 +343,49 @@ class InferInput(Record):
 
 
 class InferOutput(Record):
+    """An output tensor; `not_finite` of its values are NaN or infinite, and null in `data`."""
+
     name: str
     datatype: str
     shape: tuple[int, ...]
     data: list[Any]
+    not_finite: int = 0
+
+
+class MissingReason(StrEnum):
+    """Why a feature has no value: no row of the key, a row older than the view's ttl, null in the row, or not
+    materialized with the view's newest version."""
+
+    UNKNOWN_KEY = "unknown_key"
+    EXPIRED = "expired"
+    NULL = "null"
+    NOT_ONLINE = "not_online"
+
+
+class MissingFeatures(Record):
+    """Features that a lookup did not find for a row of a request; the model got the endpoint's defaults for them."""
+
+    row: int
+    view: str
+    key: str
+    reason: MissingReason
+    features: tuple[str, ...]
 
 
 class InferenceResult(Record):
-    """The answer of a version; `prediction` is the id for feedback."""
+    """The answer of a version; `prediction` is the id for feedback.
+
+    `missing` lists what the feature lookup did not find, `missing_rows` counts the rows that lack a feature: of many,
+    only the first are listed.
+    """
 
     model_name: str
     model_version: str
     id: str
     prediction: str | None = None
     outputs: tuple[InferOutput, ...]
+    missing: tuple[MissingFeatures, ...] = ()
+    missing_rows: int = 0
 
 
 def _once(what: str, names: Iterable[str]) -> None:

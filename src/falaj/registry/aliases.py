@@ -1,31 +1,61 @@
 """Moves of aliases: promotion, approval of protected aliases, and rollback.
 
 A protected alias moves to a version only if a person with the role approver, who is neither the author of the version
-nor the owner of the run that produced it, has approved that version for that alias. The author or the approver may
-promote: two people have reviewed the version either way. A rollback needs no approval, because it returns to the
-previous version; it withdraws the approvals of the version that it leaves.
+nor the owner of the run that produced it, nor that of a version that it was made from, has approved it for that alias.
+The author or the approver may promote: two people have reviewed the version either way. A rollback needs no approval,
+because it returns to the previous version; it withdraws the approvals of the version that it leaves. It leads to no
+version that the alias left before it was protected, nor to one that it was rolled back from.
+
+An approval records how its approver was appointed. A protection may be `independent`: then only those approvals count
+whose approver holds the role without the authors (decision 0021).
+
+A policy can demand approvals too, by name, label or workspace, before an alias or endpoint is made: it forbids an
+implied action unless the version is approved (`governance/policy/implied_actions.py`). It is asked in the transaction
+that has the effect, while no approval of the version can be withdrawn (decision 0033).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+
 from falaj.errors import Conflict, Denied, Fault, NotFound
 from falaj.governance import objects
+from falaj.governance.identity.appointments import Independence, appointment, holders, people_behind
 from falaj.governance.operations.call import Call
+from falaj.governance.operations.gate import Gate
+from falaj.governance.policy.implied_actions import SERVE, Context, ContextValue, ImpliedAction
 from falaj.ports.metadata import Transaction
+from falaj.records.governance.identity import Role
 from falaj.records.governance.objects import StoredObject
 from falaj.records.names import ObjectId, new_id
-from falaj.records.registry import Alias, AliasMove, Approval, ModelVersion, Promotion
+from falaj.records.registry import (
+    Alias,
+    AliasMove,
+    Approval,
+    ModelManifest,
+    ModelVersion,
+    Promotion,
+    StandingApprovals,
+)
 from falaj.registry import store
+
+DEFAULT_ALIAS = "champion"
+ROLE_RULE = f"role.{Role.APPROVER}"
+"""The rule by which a role permits approval; a policy may permit it too."""
+NAMED = 10
+"""How many people an error names who could approve."""
 
 
 def promote(call: Call, version: ModelVersion, alias: str) -> Promotion:
     """Point `alias` at `version`."""
-    protected = store.lock_alias(call.tx, version.model, alias)
+    protection = store.lock_alias(call.tx, version.model, alias)
     if store.version_at(call.tx, version.model, alias, at=None) == version.id:
         raise Conflict(f"{version.reference} is already {alias}")
-    approved = store.approvals_of(call.tx, version.id, alias)
-    if protected and not approved:
-        raise _unapproved(call.tx, version, alias)
+    approved = _counting(call.tx, version.id, alias, independent=protection.independent)
+    if protection.protected and not approved:
+        message = f"{alias} of {version.name} is protected, and {version.reference} is not approved for it"
+        raise unapproved(call.tx, version, alias, message, independent=protection.independent)
     return _move(call, version.model, version.name, alias, version.id, AliasMove.PROMOTE, approved)
 
 
@@ -33,14 +63,19 @@ def approve(call: Call, version: ModelVersion, alias: str, *, comment: str) -> A
     """Record the caller's approval of `version` for `alias`."""
     if call.caller.kind != "user":
         raise Denied(f"{call.caller.name} is a service account; only a person can approve")
-    if call.caller.id in _authors(call.tx, version):
+    if call.caller.id in _makers(call.tx, version):
         raise Denied(
             f"{call.caller.name} made {version.reference}; someone else must approve it",
             details={"rule": "registry.four_eyes", "needs": "an approver who is not its author"},
         )
+    found = Independence(call.tx, authors_of(call.tx, version), workspace=version.workspace)
+    by_role = call.decision is not None and ROLE_RULE in call.decision.rule.split(", ")
+    independent = by_role and found.of_caller(call.caller, Role.APPROVER)
     store.lock_alias(call.tx, version.model, alias)
-    if store.has_approved(call.tx, version.id, alias, by=call.caller.id):
+    earlier = [each for each in store.approvals_of(call.tx, version.id, alias) if each.by == call.caller.name]
+    if any(each.independent >= independent for each in earlier):
         raise Conflict(f"you have already approved {version.reference} for {alias}")
+    store.withdraw_approvals(call.tx, version.id, alias, at=call.now, by=call.caller.id)
     return store.add_approval(
         call.tx,
         new_id("approval"),
@@ -49,7 +84,24 @@ def approve(call: Call, version: ModelVersion, alias: str, *, comment: str) -> A
         by=call.caller.id,
         comment=comment,
         at=call.now,
+        appointment=appointment(
+            call.tx, call.caller, Role.APPROVER, workspace=version.workspace, found=found
+        ),
+        independent=independent,
     )
+
+
+def require_approved(
+    tx: Transaction, version: ModelVersion, alias: str, *, independent: bool, where: str
+) -> None:
+    """Raise Denied unless `version` is approved for `alias`, or is what the protected alias points at."""
+    protection = store.lock_alias(tx, version.model, alias)
+    if protection.protected and store.version_at(tx, version.model, alias, at=None) == version.id:
+        return
+    independent = independent or protection.independent
+    if not _counting(tx, version.id, alias, independent=independent):
+        message = f"{where} needs versions that are approved for {alias}, and {version.reference} is not"
+        raise unapproved(tx, version, alias, message, independent=independent)
 
 
 def rollback_target(tx: Transaction, model: StoredObject, alias: str) -> ObjectId:
@@ -62,45 +114,74 @@ def rollback_target(tx: Transaction, model: StoredObject, alias: str) -> ObjectI
 
 
 def targets(moves: list[tuple[AliasMove, ObjectId]]) -> list[ObjectId]:
-    """Return the versions of an alias, the current one last: a promotion adds one, a rollback removes the last."""
+    """Return the versions to which an alias can go back, the current one last.
+
+    A promotion adds a version, a rollback removes the one that it leaves, and a protection those before the current.
+    """
     history: list[ObjectId] = []
     for move, version in moves:
-        if move is AliasMove.ROLLBACK:
-            history.pop()
-        else:
+        if move is AliasMove.PROTECT:
+            history = []
+        elif move is AliasMove.ROLLBACK:
+            history = [each for each, _ in groupby(each for each in history if each != history[-1])]
+        if history[-1:] != [version]:
             history.append(version)
     return history
 
 
-def roll_back(call: Call, model: StoredObject, alias: str, *, to: ObjectId) -> Promotion:
+def roll_back(call: Call, model: StoredObject, alias: str, *, to: ModelVersion) -> Promotion:
     """Point `alias` at version `to`, and withdraw the approvals of the current version."""
+    protection = store.lock_alias(call.tx, model.id, alias)
+    recorded = _is_protection_recorded(call.tx, model.id, alias)
+    if protection.protected and not recorded and not store.approvals_of(call.tx, to.id, alias):
+        message = f"{alias} of {model.name} is protected, and {to.reference} was never approved for it"
+        raise unapproved(call.tx, to, alias, message, independent=protection.independent)
     current = store.version_at(call.tx, model.id, alias, at=None)
     if current is not None:
         store.withdraw_approvals(call.tx, current, alias, at=call.now)
-    return _move(call, model.id, model.name, alias, to, AliasMove.ROLLBACK, [])
+    return _move(call, model.id, model.name, alias, to.id, AliasMove.ROLLBACK, [])
 
 
-def protect(call: Call, model: ObjectId, alias: str) -> Alias:
+def _is_protection_recorded(tx: Transaction, model: ObjectId, alias: str) -> bool:
+    """Tell whether it is known where `alias` pointed when it was protected; that was not always recorded."""
+    return any(move is AliasMove.PROTECT for move, _ in store.moves(tx, model, alias))
+
+
+def protect(call: Call, model: ObjectId, alias: str, *, independent: bool) -> Alias:
     store.lock_alias(call.tx, model, alias)
-    store.protect_alias(call.tx, model, alias)
-    return next(each for each in aliases_of(call.tx, model) if each.alias == alias)
+    store.protect_alias(call.tx, model, alias, independent=independent)
+    current = store.version_at(call.tx, model, alias, at=None)
+    if current is not None and not _is_protection_recorded(call.tx, model, alias):
+        move = AliasMove.PROTECT
+        store.add_change(call.tx, model, alias, version=current, move=move, by=call.caller.id, at=call.now)
+    return next(each for each in aliases_of(call.tx, [model])[model] if each.alias == alias)
 
 
-def aliases_of(tx: Transaction, model: ObjectId) -> tuple[Alias, ...]:
-    """Return every alias of a model, and where it points."""
-    found = []
-    for row in store.alias_rows(tx, model):
-        last = store.changes(tx, model, row["alias"], before=None, limit=1)
-        if last or row["protected"]:
-            found.append(
-                Alias(
-                    alias=row["alias"],
-                    version=last[0].version if last else None,
-                    protected=row["protected"],
-                    since=last[0].at if last else None,
-                )
+def aliases_of(tx: Transaction, idents: Sequence[ObjectId]) -> dict[ObjectId, tuple[Alias, ...]]:
+    """Return every alias of each model, and where it points."""
+    found: dict[ObjectId, tuple[Alias, ...]] = dict.fromkeys(idents, ())
+    for row in store.alias_rows(tx, idents):
+        if row["at"] is not None or row["protected"]:
+            alias = Alias(
+                alias=row["alias"],
+                version=row["version"],
+                protected=row["protected"],
+                independent=bool(row["independent"]),
+                since=row["at"],
             )
-    return tuple(found)
+            found[row["model"]] += (alias,)
+    return found
+
+
+def find_by_alias(tx: Transaction, workspace: str, name: str) -> StoredObject | None:
+    """Return the version that `name`, such as churn@champion, stands for now; none if there is no such alias."""
+    model_name, _, alias = name.rpartition("@")
+    model = objects.by_name(tx, workspace=workspace, kind="model", name=model_name)
+    version = None if model is None else store.version_at(tx, model.id, alias, at=None)
+    return None if version is None else objects.by_id(tx, version)
+
+
+objects.ALIASES["model_version"] = find_by_alias
 
 
 def require_known(found: ObjectId | None, model: str, alias: str, *, when: str) -> ObjectId:
@@ -124,22 +205,173 @@ def _move(
     return Promotion(model=name, change=change, approved_by=tuple(approval.by for approval in approved))
 
 
-def _authors(tx: Transaction, version: ModelVersion) -> set[str]:
-    run = None if version.run is None else objects.ever(tx, version.run)
-    return {version.author, *([] if run is None else [run.owner])}
+def authors_of(tx: Transaction, version: ModelVersion) -> set[str]:
+    """Return who made a version, and who issued their tokens: who could have acted as them."""
+    return {person for maker in _makers(tx, version) for person in people_behind(tx, maker)}
 
 
-def _unapproved(tx: Transaction, version: ModelVersion, alias: str) -> Denied:
+def unapproved(
+    tx: Transaction, version: ModelVersion, alias: str, message: str, *, independent: bool
+) -> Denied:
+    """Return the refusal of a version that is not approved for `alias`: it says who can approve, and how."""
     author = objects.ever(tx, version.author)
     needed = f"someone with the role approver, other than its author {author.name if author else ''}".rstrip()
+    if independent:
+        needed += ", whom the author did not appoint, directly or through others"
+    able = _able(tx, version, independent=independent)
+    appoint = "falaj workspaces grant WORKSPACE USER --role approver"
+    who = ", ".join(able) or f"nobody yet; an administrator can appoint one ({appoint})"
     fault = Fault(
         where=f"approval of {version.reference} for {alias}",
         given="none",
-        allowed=f"an approval by {needed}",
+        allowed=f"an approval by {needed}: {who}",
         fix=f"falaj models approve {version.reference} --alias {alias}",
     )
     return Denied(
-        f"{alias} of {version.name} is protected, and {version.reference} is not approved for it",
-        faults=[fault],
-        details={"rule": "registry.protected", "needs": needed},
+        message, faults=[fault], details={"rule": "registry.protected", "needs": needed, "able": able}
     )
+
+
+def _counting(tx: Transaction, version: ObjectId, alias: str, *, independent: bool) -> list[Approval]:
+    """Return the approvals that count."""
+    found = store.approvals_of(tx, version, alias)
+    return [each for each in found if each.independent or not independent]
+
+
+def _makers(tx: Transaction, version: ModelManifest) -> set[str]:
+    """Return the author of a version, the owner of its run, and those of the versions that it was made from."""
+    made: dict[str, ModelManifest] = {version.id: version}
+    left, found = [version], set[str]()
+    while left:
+        each = left.pop()
+        run = None if each.run is None else objects.ever(tx, each.run)
+        found |= {each.author, *([] if run is None else [run.owner])}
+        rows = (store.version_row(tx, source) for source in each.sources if source not in made)
+        for row in filter(None, rows):
+            made[row["id"]] = ModelManifest.model_validate_json(row["manifest"])
+            left.append(made[row["id"]])
+    return found
+
+
+def _able(tx: Transaction, version: ModelVersion, *, independent: bool) -> list[str]:
+    """Return the names of who could approve `version`, a few of them."""
+    makers = _makers(tx, version)
+    found = Independence(tx, authors_of(tx, version), workspace=version.workspace)
+    able = [
+        ident
+        for ident in holders(tx, Role.APPROVER, version.workspace)
+        if ident not in makers and (not independent or found.holds(ident, Role.APPROVER))
+    ]
+    return [objects.name_of(tx, ident) for ident in able[:NAMED]]
+
+
+# ------------------------------------------------------------------------------- policies that demand approvals
+
+
+class ApprovalPolicy:
+    """Asks the policies whether a version may come into use."""
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+
+    def require(
+        self,
+        call: Call,
+        action: ImpliedAction,
+        resource: StoredObject,
+        version: ModelVersion,
+        *,
+        doing: str,
+        besides: Mapping[str, ContextValue] | None = None,
+    ) -> None:
+        """Raise Denied if a policy forbids `action` with the approvals that `version` has; say which would do."""
+        store.lock_approved_aliases(call.tx, version)
+        besides = besides or {}
+        found = store.standing_approvals(call.tx, version)
+        if "alias" in besides:
+            found = _only(found, str(besides["alias"]))
+        decision = self._gate.authorizer.decide_implied(
+            call.tx, call.caller, action, resource, {**_context(found), **besides}
+        )
+        if decision.allowed:
+            return
+        message = f"{call.caller.name} may not {doing}: {decision.reason}"
+        aliases = [row["alias"] for row in store.alias_rows(call.tx, [version.model])]
+        demanded = self._demanded(call, action, resource, aliases, besides)
+        if demanded is None:
+            raise Denied(message, details={"rule": decision.rule, "action": action.name, "needs": ""})
+        alias, independent = demanded
+        refusal = unapproved(call.tx, version, alias, message, independent=independent)
+        refusal.details.update(rule=decision.rule, action=action.name)
+        raise refusal
+
+    def demanded_alias(self, call: Call, action: ImpliedAction, resource: StoredObject) -> str | None:
+        """Return the alias for which policies demand an approval before a version comes into use by `action`."""
+        if self._gate.authorizer.decide_implied(call.tx, call.caller, action, resource, {}).allowed:
+            return None
+        demanded = self._demanded(call, action, resource, [], {})
+        return None if demanded is None else demanded[0]
+
+    def _demanded(
+        self,
+        call: Call,
+        action: ImpliedAction,
+        resource: StoredObject,
+        aliases: list[str],
+        besides: Mapping[str, ContextValue],
+    ) -> tuple[str, bool] | None:
+        """Return the alias whose approval would lift the refusal, and whether it must be independent, if any would."""
+        named = [str(besides["alias"])] if "alias" in besides else [DEFAULT_ALIAS, *aliases]
+        for independent in (False, True):
+            for alias in dict.fromkeys(named):
+                own = frozenset({alias})
+                approved = StandingApprovals(approved=own, independent=own if independent else frozenset())
+                context = {**_context(approved), **besides}
+                if self._gate.authorizer.decide_implied(
+                    call.tx, call.caller, action, resource, context
+                ).allowed:
+                    return alias, independent
+        return None
+
+
+class ServingApprovals:
+    """The approvals of versions as serving needs them."""
+
+    def __init__(self, gate: Gate) -> None:
+        self._policy = ApprovalPolicy(gate)
+
+    def protected_aliases(self, tx: Transaction, version: ObjectId) -> list[tuple[str, bool]]:
+        """Return the protected aliases that have pointed at `version`, and whether they demand independence."""
+        return store.protected_aliases(tx, version)
+
+    def require(
+        self, tx: Transaction, version: ModelVersion, alias: str, *, independent: bool, where: str
+    ) -> None:
+        """Raise Denied unless `version` is approved for `alias`, or is what the protected alias points at."""
+        require_approved(tx, version, alias, independent=independent, where=where)
+
+    def were_withdrawn(self, tx: Transaction, version: ModelVersion) -> bool:
+        """Tell whether approvals of `version` were withdrawn, and not given again."""
+        return bool(store.standing_approvals(tx, version).withdrawn)
+
+    def require_by_policy(self, call: Call, endpoint: StoredObject, version: ModelVersion) -> None:
+        """Raise Denied if a policy forbids that `version`, with its approvals, answers requests of `endpoint`."""
+        doing = f"let {version.reference} answer requests of {endpoint.address}"
+        self._policy.require(call, SERVE, endpoint, version, doing=doing)
+
+    def demanded_alias(self, call: Call, endpoint: StoredObject) -> str | None:
+        """Return the alias for which policies demand an approval of what `endpoint` serves."""
+        return self._policy.demanded_alias(call, SERVE, endpoint)
+
+
+def _only(found: StandingApprovals, alias: str) -> StandingApprovals:
+    own = frozenset({alias})
+    return StandingApprovals(approved=found.approved & own, independent=found.independent & own)
+
+
+def _context(found: StandingApprovals) -> Context:
+    return {
+        "approved": bool(found.approved),
+        "approvals": tuple(sorted(found.approved)),
+        "independent": tuple(sorted(found.independent)),
+    }

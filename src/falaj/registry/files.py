@@ -8,14 +8,15 @@ from datetime import datetime
 from functools import partial
 from typing import Protocol
 
-from falaj.errors import Damaged, FalajError
+from falaj.errors import Damaged, FalajError, Internal
 from falaj.ports.metadata import Database, Transaction
+from falaj.ports.parsers import ByteSource, ParserPool
 from falaj.records.governance.blobs import Blob
 from falaj.records.names import ObjectId
-from falaj.records.registry import ModelFile, ModelVersion, VersionCheck
-from falaj.registry.formats import recognize
-from falaj.registry.range_reader import RangeReader
+from falaj.records.registry import FileFormat, ModelFile, ModelVersion, VersionCheck
 
+MODEL_FILE = "model_file"
+"""The name of the parser, see assembly/parsing.py."""
 REPORT_BYTES = 64 << 20
 """Bytes between two progress reports of a check."""
 
@@ -34,12 +35,15 @@ class ModelBlobSource(Protocol):
     def keep(self, tx: Transaction, blob: Blob, *, now: datetime) -> None: ...
 
 
-def inspect(path: str, blob: Blob, source: ModelBlobSource) -> ModelFile:
+def inspect(path: str, blob: Blob, source: ModelBlobSource, parsers: ParserPool, *, owner: str) -> ModelFile:
     """Return the blob as the file `path` of a version. Raise InvalidInput if its format is not allowed."""
-    reader = RangeReader(path, blob.size_bytes, partial(_range, source, blob))
-    return ModelFile(
-        path=path, format=recognize(reader), blob=blob.id, size_bytes=blob.size_bytes, sha256=blob.sha256
-    )
+    content = ByteSource(blob.size_bytes, partial(_range, source, blob))
+    parsed = parsers.parse(MODEL_FILE, [content], {"path": path}, owner=owner)
+    try:
+        found = FileFormat(str(parsed.facts.get("format")))
+    except ValueError:
+        raise Internal("the parser of model files returned no format") from None
+    return ModelFile(path=path, format=found, blob=blob.id, size_bytes=blob.size_bytes, sha256=blob.sha256)
 
 
 def require_same(file: ModelFile, blob: Blob) -> None:

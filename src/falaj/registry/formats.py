@@ -1,30 +1,34 @@
-"""Recognize file formats by content; reject files that could run code when they are loaded."""
+"""Recognize file formats by content; reject files that could run code when they are loaded.
+
+Whatever a file looks like, it is refused if an unpickler could read it. Formats that are listed here are parsed as far
+as it takes to know what a reader would do with them; everything else is refused.
+"""
 
 from __future__ import annotations
 
-import codecs
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from falaj.errors import InvalidInput
+from falaj.ports.parsers import ByteSource, Parsed
 from falaj.records.registry import FileFormat
-from falaj.registry import archives, numpy_arrays
-from falaj.registry.archives import USE_INSTEAD, archive_format
-from falaj.registry.pickles import HEAD_BYTES, has_pickle_header, is_pickle
-from falaj.registry.range_reader import RangeReader
+from falaj.registry.file_formats import archives, numpy_arrays
+from falaj.registry.file_formats.archives import USE_INSTEAD, archive_format
+from falaj.registry.file_formats.onnx_files import is_onnx
+from falaj.registry.file_formats.pickles import has_pickle_header, is_pickle
+from falaj.registry.file_formats.range_reader import READ_LIMIT, RangeReader
+from falaj.registry.file_formats.strict_json import parse_json
+from falaj.registry.file_formats.tensor_files import is_safetensors
 
 SCANNED_BYTES = 512
-SAFETENSORS_HEADER_LIMIT = 100_000_000
-"""The limit of the safetensors library itself."""
+TEXT_LIMIT = 64 << 20
+"""Largest JSON or text; it is read as a whole."""
 
-PROTOBUF_FIELDS_LIMIT = 20_000
+LIGHTGBM = b"tree\nversion="
+XGBOOST = re.compile(rb'\{\s*"learner"|\{L\0{7}\x07learner|\{i\x07learner')
+"""The first key of XGBoost's JSON, and of its UBJ with a long or a short length."""
 
-MAGIC = {
-    b"ARROW1\x00\x00": FileFormat.ARROW,
-    b"\xff\xff\xff\xff": FileFormat.ARROW,
-    b"PAR1": FileFormat.PARQUET,
-    b"CBM1": FileFormat.CATBOOST,
-    b"tree\nversion=": FileFormat.LIGHTGBM,
-}
 COMPRESSED = {
     b"\x1f\x8b": "gzip",
     b"BZh": "bzip2",
@@ -40,26 +44,29 @@ COMPRESSED = {
 }
 
 
+def parse_model_file(sources: Sequence[ByteSource], options: Mapping[str, Any]) -> Parsed:
+    """The parser of model files, see ports/parsers.py: the format of the one source, whose `path` is an option."""
+    (source,) = sources
+    reader = RangeReader(options["path"], source.size_bytes, source.read_range)
+    return Parsed({"format": recognize(reader).value})
+
+
 def recognize(reader: RangeReader) -> FileFormat:
     """Return the format of a file. Raise InvalidInput, with a fix, if it is not allowed."""
     head = reader.at(0, SCANNED_BYTES)
-    if has_pickle_header(head):
+    if has_pickle_header(head) or is_pickle(reader.buffered()):
         raise reader.rejection("a pickle; loading it runs code", fix=USE_INSTEAD)
     if head.startswith(archives.MAGIC):
         return archive_format(reader)
     if numpy_arrays.is_array(head):
         return _array(reader)
-    if head[4:8] == b"TFL3":
-        return FileFormat.LITERT
-    for magic, found in MAGIC.items():
-        if head.startswith(magic):
-            return found
-    if _is_safetensors(reader, head):
+    found = _by_magic(reader, head)
+    if found is not None:
+        return found
+    if is_safetensors(reader, head):
         return FileFormat.SAFETENSORS
-    if _is_onnx(reader):
+    if is_onnx(reader):
         return FileFormat.ONNX
-    if head[:1] == b"{" and b"learner" in head[:64]:
-        return FileFormat.XGBOOST
     return _text(reader, head)
 
 
@@ -73,90 +80,55 @@ def model_format(found: Sequence[FileFormat]) -> FileFormat:
 
 
 def _array(reader: RangeReader) -> FileFormat:
-    if numpy_arrays.holds_objects(reader.at(0, numpy_arrays.HEADER_LIMIT + 12)):
-        raise reader.rejection(
-            "a NumPy array that can hold Python objects, which are pickled", fix=USE_INSTEAD
-        )
+    fault = numpy_arrays.array_fault(reader.at(0, numpy_arrays.HEAD_BYTES), reader.size_bytes)
+    if fault is not None:
+        raise reader.rejection(fault, fix=USE_INSTEAD)
     return FileFormat.NUMPY
 
 
-def _is_safetensors(reader: RangeReader, head: bytes) -> bool:
-    length = int.from_bytes(head[:8], "little")
-    if len(head) < 10 or head[8:9] != b"{" or length >= 2**56:
-        return False
-    if length > SAFETENSORS_HEADER_LIMIT:
-        raise reader.rejection(f"safetensors with a header of {length} bytes")
-    if 8 + length > reader.size_bytes:
-        raise reader.rejection(
-            f"truncated safetensors: the header has {length} bytes, the file {reader.size_bytes}"
-        )
-    end = reader.at(max(8, 8 + length - SCANNED_BYTES), min(length, SCANNED_BYTES))
-    return end.rstrip(b" ").endswith(b"}")
-
-
-IR_VERSION, GRAPH, OPSET_IMPORT = 1, 7, 8
-
-
-def _is_onnx(reader: RangeReader) -> bool:
-    """Return whether the file is one protobuf message with the fields of an ONNX model."""
-    if reader.at(0, 1) not in (b"\x08", b"\x12", b"\x3a", b"\x42"):
-        return False
-    try:
-        fields = set(_protobuf_fields(reader))
-    except EOFError:
-        return False
-    return {IR_VERSION, GRAPH, OPSET_IMPORT} <= fields
-
-
-def _protobuf_fields(reader: RangeReader) -> Iterator[int]:
-    """Yield the numbers of the top-level fields. Raise EOFError if they do not end with the file."""
-    offset = 0
-    for _ in range(PROTOBUF_FIELDS_LIMIT):
-        if offset == reader.size_bytes:
-            return
-        tag, offset = _varint(reader, offset)
-        kind = tag & 7
-        if kind == 0:
-            _, offset = _varint(reader, offset)
-        elif kind == 2:
-            length, offset = _varint(reader, offset)
-            offset += length
-        elif kind in (1, 5):
-            offset += 8 if kind == 1 else 4
-        else:
-            raise EOFError
-        if offset > reader.size_bytes:
-            raise EOFError
-        yield tag >> 3
-    raise EOFError
-
-
-def _varint(reader: RangeReader, offset: int) -> tuple[int, int]:
-    value = 0
-    for place, byte in enumerate(reader.at(offset, 10)):
-        value |= (byte & 0x7F) << (7 * place)
-        if byte < 0x80:
-            return value, offset + place + 1
-    raise EOFError
+def _by_magic(reader: RangeReader, head: bytes) -> FileFormat | None:
+    """Recognize formats whose readers run no code, by how they begin and end."""
+    size_bytes = reader.size_bytes
+    end = reader.at(max(0, size_bytes - 8), 8)
+    if head[4:8] == b"TFL3" and int.from_bytes(head[:4], "little") < size_bytes:
+        return FileFormat.LITERT
+    if head.startswith(b"CBM1") and 8 + int.from_bytes(head[4:8], "little") <= size_bytes:
+        return FileFormat.CATBOOST
+    if head.startswith(b"PAR1") and end.endswith(b"PAR1") and size_bytes >= 12:
+        return FileFormat.PARQUET
+    if head.startswith(b"ARROW1\x00\x00") and end.endswith(b"ARROW1") and size_bytes >= 20:
+        return FileFormat.ARROW
+    if head.startswith(b"\xff\xff\xff\xff"):
+        return FileFormat.ARROW
+    if head.startswith(LIGHTGBM):
+        return FileFormat.LIGHTGBM
+    return FileFormat.XGBOOST if XGBOOST.match(head) else None
 
 
 def _text(reader: RangeReader, head: bytes) -> FileFormat:
-    """Recognize JSON or text; reject everything else."""
-    walked = reader.at(0, HEAD_BYTES)
-    if is_pickle(walked, complete=len(walked) == reader.size_bytes):
-        raise reader.rejection("a pickle; loading it runs code", fix=USE_INSTEAD)
-    if _is_utf8(head):
-        return FileFormat.JSON if head.lstrip()[:1] in (b"{", b"[") else FileFormat.TEXT
+    """Recognize JSON or text, all of it; reject everything else."""
     packed = next((name for magic, name in COMPRESSED.items() if head.startswith(magic)), None)
-    if packed is None:
+    if packed is not None:
+        why = f"compressed ({packed}), so its content cannot be inspected; joblib stores pickles this way"
+        raise reader.rejection(why, fix=USE_INSTEAD)
+    if reader.size_bytes > TEXT_LIMIT:
+        raise reader.rejection(f"of an unknown format, or JSON or text of more than {TEXT_LIMIT >> 20} MiB")
+    places = range(0, reader.size_bytes, READ_LIMIT)
+    content = b"".join(reader.at(place, READ_LIMIT) for place in places)
+    if not _is_text(content):
         raise reader.rejection("of an unknown format")
-    why = f"compressed ({packed}), so its content cannot be inspected; joblib stores pickles this way"
-    raise reader.rejection(why, fix=USE_INSTEAD)
-
-
-def _is_utf8(head: bytes) -> bool:
+    if content.lstrip()[:1] not in (b"{", b"["):
+        return FileFormat.TEXT
     try:
-        text = codecs.getincrementaldecoder("utf-8-sig")().decode(head)
+        parse_json(content)
+    except ValueError as error:
+        raise reader.rejection(f"JSON that cannot be read: {error}") from None
+    return FileFormat.JSON
+
+
+def _is_text(content: bytes) -> bool:
+    try:
+        text = content.decode("utf-8-sig")
     except UnicodeDecodeError:
         return False
-    return all(character.isprintable() or character in "\t\n\r\f" for character in text)
+    return all(line.isprintable() for line in re.split("[\t\n\r\f]", text))

@@ -9,6 +9,7 @@ from falaj.errors import Denied, FalajError, Fault, InvalidInput
 from falaj.governance.operations.call import Call
 from falaj.governance.operations.gate import Gate
 from falaj.ports.metadata import Transaction
+from falaj.ports.parsers import ParserPool
 from falaj.records.governance.blobs import Blob
 from falaj.records.governance.objects import StoredObject
 from falaj.records.names import PrincipalId, new_id
@@ -41,14 +42,21 @@ def require_placed(
     return blobs
 
 
-def inspect_files(blobs: Sequence[Blob], paths: Sequence[str], source: ModelBlobSource) -> list[ModelFile]:
+def inspect_files(
+    blobs: Sequence[Blob],
+    paths: Sequence[str],
+    source: ModelBlobSource,
+    parsers: ParserPool,
+    *,
+    owner: str,
+) -> list[ModelFile]:
     """Inspect the blobs as files of a version, sorted by path. Raise InvalidInput with all faults."""
     names = _paths(blobs, paths)
     files: list[ModelFile] = []
     faults: list[Fault] = []
     for path, blob in sorted(zip(names, blobs, strict=True), key=lambda pair: pair[0]):
         try:
-            files.append(inspect(path, blob, source))
+            files.append(inspect(path, blob, source, parsers, owner=owner))
         except InvalidInput as error:
             faults += error.faults
     if faults:
@@ -75,9 +83,12 @@ def _paths(blobs: Sequence[Blob], paths: Sequence[str]) -> list[str]:
             "paths", given=f"{len(paths)} for {len(blobs)} files", allowed="one for each file, or none"
         )
     names = list(paths or [blob.name for blob in blobs])
-    duplicates = sorted({path for path in names if names.count(path) > 1})
+    folded = [path.casefold() for path in names]
+    duplicates = sorted({path for path in names if folded.count(path.casefold()) > 1})
     if duplicates:
-        raise InvalidInput.at("paths", given=duplicates[0], allowed="each path once")
+        raise InvalidInput.at(
+            "paths", given=", ".join(duplicates[:2]), allowed="each path once, also without regard to case"
+        )
     return names
 
 

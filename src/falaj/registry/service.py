@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import builtins
+from collections.abc import Iterator, Sequence
 from typing import Annotated
 
 from pydantic import AwareDatetime, Field
+from sqlalchemy import RowMapping
 
 from falaj.errors import Conflict, Damaged, FalajError, NotFound
 from falaj.governance import objects
 from falaj.governance.operations.call import Call, current_call
 from falaj.governance.operations.gate import Gate
 from falaj.governance.operations.operation import ByteStream, Mode, operation
-from falaj.governance.operations.pagination import list_page
+from falaj.governance.operations.pagination import list_page, visible_after
+from falaj.governance.policy.implied_actions import ASSIGN
 from falaj.ports.keys import KeyService
 from falaj.ports.metadata import Transaction
+from falaj.ports.parsers import ParserPool
 from falaj.records.governance.identity import Role
 from falaj.records.governance.objects import Cursor, Page, PageSize, StoredObject
 from falaj.records.names import AnyRef, BlobRef, Name, ObjectId, WorkspaceRef, new_id
 from falaj.records.registry import (
     Alias,
     AliasChange,
+    AliasMove,
     AliasName,
     Approval,
     CardText,
@@ -52,11 +57,13 @@ Tensors = Annotated[tuple[TensorSpec, ...], Field(max_length=1000)]
 class Models:
     """Register model versions, and choose which of them is in use."""
 
-    def __init__(self, gate: Gate, blobs: ModelBlobSource, keys: KeyService) -> None:
+    def __init__(self, gate: Gate, blobs: ModelBlobSource, keys: KeyService, *, parsers: ParserPool) -> None:
         self.gate = gate
         self.open_version = self._open_version
         self._blobs = blobs
         self._keys = keys
+        self._parsers = parsers
+        self._approval_policy = aliases.ApprovalPolicy(gate)
 
     @operation("models.register", resource="workspace", mode=Mode.LATE)
     def register(
@@ -83,7 +90,7 @@ class Models:
         call = current_call()
         with self.gate.database.read() as tx:
             blobs = require_placed(self.gate, call, tx, self._blobs, call.referred["files"])
-        inspected = inspect_files(blobs, paths, self._blobs)
+        inspected = inspect_files(blobs, paths, self._blobs, self._parsers, owner=call.caller.id)
         facts: dict[str, object] = {
             "format": model_format([file.format for file in inspected]),
             "files": tuple(inspected),
@@ -100,6 +107,7 @@ class Models:
             for blob in require_placed(self.gate, call, call.tx, self._blobs, call.referred["files"]):
                 self._blobs.keep(call.tx, blob, now=call.now)
             target = call.object("workspace")
+            self.gate.named(call, "model", name, workspace=target)
             new = model_object(call, name, workspace=target)
             model = store.find_or_create_model(call.tx, name, workspace=target, new=new)
             origins = {
@@ -122,7 +130,7 @@ class Models:
         return list_page(
             self.gate,
             ["model"],
-            lambda found: _model_record(call.tx, found),
+            lambda page: _model_records(call.tx, page),
             after=after,
             limit=limit,
             workspace=call.object("workspace").id,
@@ -132,7 +140,7 @@ class Models:
     def show(self, model: ModelRef) -> Model:
         """Show a model, and where its aliases point."""
         call = current_call()
-        return _model_record(call.tx, call.object("model"))
+        return _model_records(call.tx, [call.object("model")])[0]
 
     @operation("models.version", resource="model_version", mode=Mode.READ)
     def version(self, model: ModelVersionRef) -> ModelVersion:
@@ -147,26 +155,33 @@ class Models:
         """List the versions of a model, newest first."""
         call = current_call()
         target = call.object("model")
-        seen: dict[int, StoredObject] = {}
-        while len(seen) <= limit:
-            batch = store.version_objects(call.tx, target.id, before=before, limit=limit + 1)
-            visible = {found.id for found in self.gate.visible([found for _, found in batch])}
-            seen |= {number: found for number, found in batch if found.id in visible}
-            if len(batch) <= limit:
-                break
-            before = batch[-1][0]
-        numbers = [*seen][:limit]
-        items = tuple(self._open_version(call.tx, seen[number]) for number in numbers)
-        return Page(items=items, next=str(numbers[-1]) if len(seen) > limit else None)
+        seen = visible_after(
+            self.gate,
+            lambda conditions, position, count: store.version_objects(
+                call.tx, target.id, before=position, limit=count, conditions=conditions
+            ),
+            lambda _, row: int(row["number"]),
+            after=before,
+            limit=limit + 1,
+            kinds=["model_version"],
+            workspace=target.workspace,
+        )
+        shown = seen[:limit]
+        items = tuple(self._version_record(found, row) for found, row in shown)
+        return Page(items=items, next=str(items[-1].number) if len(seen) > limit else None)
 
     @operation("models.promote", resource="model_version")
     def promote(self, model: ModelVersionRef, *, to: AliasName) -> Promotion:
         """Point an alias at a version; the earlier target stays in the alias's history.
 
-        A protected alias moves only to a version that an approver other than its author has approved for it.
+        A protected alias moves only to a version that an approver other than its author has approved for it. A policy
+        may demand approvals too (`models.assign`).
         """
         call = current_call()
-        return aliases.promote(call, self._open_version(call.tx, call.object("model")), to)
+        version = self._open_version(call.tx, call.object("model"))
+        self._require_assignable(call, version, call.object("model"), to, AliasMove.PROMOTE)
+        call.event_data["alias"] = to
+        return aliases.promote(call, version, to)
 
     @operation("models.approve", resource="model_version", allow=Role.APPROVER)
     def approve(self, model: ModelVersionRef, *, alias: AliasName, comment: Text = "") -> Approval:
@@ -183,19 +198,26 @@ class Models:
         return Page(items=tuple(store.approvals_of(call.tx, call.object("model").id, alias)))
 
     @operation("models.protect", resource="model", allow=Role.ADMIN)
-    def protect(self, model: ModelRef, *, alias: AliasName) -> Alias:
-        """Protect an alias: it may move only to versions that someone other than their author has approved."""
+    def protect(self, model: ModelRef, *, alias: AliasName, independent: bool = False) -> Alias:
+        """Protect an alias: it may move only to versions that someone other than their author has approved.
+
+        independent: count only approvals of those whom the author did not appoint, directly or through others. This
+        cannot be undone.
+        """
         call = current_call()
-        return aliases.protect(call, call.object("model").id, alias)
+        return aliases.protect(call, call.object("model").id, alias, independent=independent)
 
     @operation("models.rollback", resource="model")
     def rollback(self, model: ModelRef, *, alias: AliasName) -> Promotion:
         """Point an alias back at its previous version; the version that it leaves needs a new approval to return."""
         call = current_call()
         target = call.object("model")
+        call.event_data["alias"] = alias
         to = aliases.rollback_target(call.tx, target, alias)
-        self._open_version(call.tx, self._version_object(call.tx, to))
-        return aliases.roll_back(call, target, alias, to=to)
+        found = self._version_object(call.tx, to)
+        version = self._open_version(call.tx, found)
+        self._require_assignable(call, version, found, alias, AliasMove.ROLLBACK)
+        return aliases.roll_back(call, target, alias, to=version)
 
     @operation("models.alias_history", resource="model", mode=Mode.READ)
     def alias_history(
@@ -243,6 +265,14 @@ class Models:
         require_same(found, blob)
         return verified(found, self._blobs.read(blob))
 
+    def _require_assignable(
+        self, call: Call, version: ModelVersion, found: StoredObject, alias: str, move: AliasMove
+    ) -> None:
+        """Raise Denied if a policy forbids that `alias` points at `version`, with the approvals that it has."""
+        doing = f"point {alias} at {version.reference}"
+        besides = {"alias": alias, "move": str(move)}
+        self._approval_policy.require(call, ASSIGN, found, version, doing=doing, besides=besides)
+
     def _sign_and_add(
         self,
         call: Call,
@@ -286,6 +316,9 @@ class Models:
         row = store.version_row(tx, found.id)
         if row is None:
             raise Damaged(f"the manifest of {found.name} is missing")
+        return self._version_record(found, row)
+
+    def _version_record(self, found: StoredObject, row: RowMapping) -> ModelVersion:
         signed = manifests.SignedManifest(text=row["manifest"], key=row["key"], signature=row["signature"])
         manifest = manifests.verify_manifest(signed, self._keys, reference=found.name)
         stored = (self.gate.audit.log_id, found.workspace, found.id, row["model"], row["number"], found.name)
@@ -309,15 +342,20 @@ class Models:
         return found
 
 
-def _model_record(tx: Transaction, found: StoredObject) -> Model:
-    return Model(
-        id=found.id,
-        workspace=found.workspace,
-        name=found.name,
-        versions=store.version_count(tx, found.id),
-        aliases=aliases.aliases_of(tx, found.id),
-        created_at=found.created_at,
-    )
+def _model_records(tx: Transaction, page: Sequence[StoredObject]) -> builtins.list[Model]:
+    idents = [found.id for found in page]
+    counts, pointed = store.version_counts(tx, idents), aliases.aliases_of(tx, idents)
+    return [
+        Model(
+            id=found.id,
+            workspace=found.workspace,
+            name=found.name,
+            versions=counts[found.id],
+            aliases=pointed[found.id],
+            created_at=found.created_at,
+        )
+        for found in page
+    ]
 
 
 def _file(version: ModelVersion, path: str) -> ModelFile:

@@ -4,21 +4,46 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
-from sqlalchemy import RowMapping, Select, insert, select, update
+from sqlalchemy import ColumnElement, RowMapping, Select, func, insert, select, update
 
 from falaj.governance import objects
 from falaj.governance.tables import objects as objects_table
 from falaj.ports.metadata import Transaction
+from falaj.records.governance.identity import Appointment
 from falaj.records.governance.objects import StoredObject
 from falaj.records.names import ObjectId
-from falaj.records.registry import AliasChange, AliasMove, Approval
+from falaj.records.registry import AliasChange, AliasMove, Approval, ModelVersion, StandingApprovals
 from falaj.registry.tables import alias_changes, aliases, approvals, models, versions
 
 _ENSURE_ALIAS = (
-    "INSERT INTO registry_aliases (model, alias, protected) VALUES (?, ?, FALSE) ON CONFLICT DO NOTHING"
+    "INSERT INTO registry_aliases (model, alias, protected, independent) VALUES (?, ?, ?, ?) "
+    "ON CONFLICT DO NOTHING RETURNING model"
 )
+
+
+def _query_of_aliases() -> Select[Any]:
+    moves_of = alias_changes.alias()
+    newest = (
+        select(func.max(moves_of.c.seq))
+        .where(moves_of.c.model == aliases.c.model, moves_of.c.alias == aliases.c.alias)
+        .where(moves_of.c.move != AliasMove.PROTECT)
+        .scalar_subquery()
+    )
+    same = (alias_changes.c.model == aliases.c.model) & (alias_changes.c.alias == aliases.c.alias)
+    name = func.coalesce(objects_table.c.name, alias_changes.c.version)
+    return (
+        select(aliases, alias_changes.c.at, name.label("version"))
+        .select_from(aliases)
+        .outerjoin(alias_changes, same & (alias_changes.c.seq == newest))
+        .outerjoin(objects_table, objects_table.c.id == alias_changes.c.version)
+        .order_by(aliases.c.model, aliases.c.alias)
+    )
+
+
+_models = objects.RowsByIds(select(models), models.c.id)
+_aliases = objects.RowsByIds(_query_of_aliases(), aliases.c.model)
 
 
 def find_or_create_model(
@@ -56,42 +81,72 @@ def version_row(tx: Transaction, ident: ObjectId) -> RowMapping | None:
 
 
 def version_objects(
-    tx: Transaction, model: ObjectId, *, before: int | None, limit: int
-) -> list[tuple[int, StoredObject]]:
-    """Return the versions of a model with their numbers, newest first."""
+    tx: Transaction,
+    model: ObjectId,
+    *,
+    before: int | None,
+    limit: int,
+    conditions: Sequence[ColumnElement[bool]] = (),
+) -> list[tuple[StoredObject, RowMapping]]:
+    """Return the versions of a model with their rows, newest first."""
+    facts = (column for column in versions.c if column.name != "id")
     query = (
-        select(versions.c.number, objects_table)
+        select(objects_table, *facts)
         .join(objects_table, objects_table.c.id == versions.c.id)
-        .where(versions.c.model == model, objects_table.c.deleted_at.is_(None))
+        .where(versions.c.model == model, objects_table.c.deleted_at.is_(None), *conditions)
         .order_by(versions.c.number.desc())
         .limit(limit)
     )
     if before is not None:
         query = query.where(versions.c.number < before)
-    return [(row["number"], objects.stored_object(row)) for row in tx.execute(query).mappings()]
+    return [(objects.stored_object(row), row) for row in tx.execute(query).mappings()]
 
 
-def version_count(tx: Transaction, model: ObjectId) -> int:
-    return int(tx.execute(select(models.c.versions).where(models.c.id == model)).scalar_one())
+def version_counts(tx: Transaction, idents: Sequence[ObjectId]) -> dict[ObjectId, int]:
+    """Return how many versions each model has had."""
+    return {row["id"]: row["versions"] for row in _models.fetch(tx, idents)}
 
 
-def lock_alias(tx: Transaction, model: ObjectId, alias: str) -> bool:
-    """Lock an alias until the transaction ends, creating it on first use; return whether it is protected."""
-    tx.execute_sql(_ENSURE_ALIAS, (model, alias))
-    query = select(aliases.c.protected).where(aliases.c.model == model, aliases.c.alias == alias)
-    return bool(tx.execute(query.with_for_update()).scalar_one())
+class Protection(NamedTuple):
+    """Whether an alias needs approval, and by someone whom the authors did not appoint."""
+
+    protected: bool
+    independent: bool
 
 
-def protect_alias(tx: Transaction, model: ObjectId, alias: str) -> None:
-    tx.execute(
-        update(aliases).where(aliases.c.model == model, aliases.c.alias == alias).values(protected=True)
+def lock_alias(tx: Transaction, model: ObjectId, alias: str) -> Protection:
+    """Lock an alias until the transaction ends, creating it on first use; return how it is protected."""
+    tx.execute_sql(_ENSURE_ALIAS, (model, alias, False, False))
+    query = select(aliases.c.protected, aliases.c.independent)
+    query = query.where(aliases.c.model == model, aliases.c.alias == alias)
+    row = tx.execute(query.with_for_update()).one()
+    return Protection(bool(row.protected), bool(row.independent))
+
+
+def protect_alias(tx: Transaction, model: ObjectId, alias: str, *, independent: bool) -> None:
+    """Protect an alias; what it demands already, it goes on to demand."""
+    values = {"protected": True} | ({"independent": True} if independent else {})
+    tx.execute(update(aliases).where(aliases.c.model == model, aliases.c.alias == alias).values(**values))
+
+
+def protected_aliases(tx: Transaction, version: ObjectId) -> list[tuple[str, bool]]:
+    """Return the protected aliases that have pointed at `version`, and whether they demand independence."""
+    query = (
+        select(aliases.c.alias, aliases.c.independent)
+        .join(
+            alias_changes,
+            (alias_changes.c.model == aliases.c.model) & (alias_changes.c.alias == aliases.c.alias),
+        )
+        .where(alias_changes.c.version == version, aliases.c.protected)
+        .distinct()
+        .order_by(aliases.c.alias)
     )
+    return [(alias, bool(independent)) for alias, independent in tx.execute(query)]
 
 
-def alias_rows(tx: Transaction, model: ObjectId) -> Sequence[RowMapping]:
-    return (
-        tx.execute(select(aliases).where(aliases.c.model == model).order_by(aliases.c.alias)).mappings().all()
-    )
+def alias_rows(tx: Transaction, idents: Sequence[ObjectId]) -> list[dict[str, Any]]:
+    """Return the aliases of models, each with the version that it points at and since when."""
+    return _aliases.fetch(tx, idents)
 
 
 def moves(tx: Transaction, model: ObjectId, alias: str) -> list[tuple[AliasMove, ObjectId]]:
@@ -149,20 +204,30 @@ def change_record(tx: Transaction, row: dict[str, Any]) -> AliasChange:
     return AliasChange(
         seq=row["seq"],
         alias=row["alias"],
-        version=_name(tx, row["version"]),
-        previous=None if row["previous"] is None else _name(tx, row["previous"]),
+        version=objects.name_of(tx, row["version"]),
+        previous=None if row["previous"] is None else objects.name_of(tx, row["previous"]),
         move=AliasMove(row["move"]),
-        by=_name(tx, row["by"]),
+        by=objects.name_of(tx, row["by"]),
         at=row["at"],
     )
 
 
 def add_approval(
-    tx: Transaction, ident: ObjectId, *, version: ObjectId, alias: str, by: str, comment: str, at: datetime
+    tx: Transaction,
+    ident: ObjectId,
+    *,
+    version: ObjectId,
+    alias: str,
+    by: str,
+    comment: str,
+    at: datetime,
+    appointment: Appointment | None,
+    independent: bool,
 ) -> Approval:
     row = {"id": ident, "version": version, "alias": alias, "by": by, "comment": comment, "at": at}
-    tx.execute(insert(approvals), row)
-    return _approval(tx, row | {"withdrawn_at": None})
+    how = None if appointment is None else appointment.model_dump(mode="json")
+    tx.execute(insert(approvals), row | {"appointment": how, "independent": independent})
+    return _approval(tx, row | {"withdrawn_at": None, "appointment": how, "independent": independent})
 
 
 def approvals_of(tx: Transaction, version: ObjectId, alias: str) -> list[Approval]:
@@ -171,18 +236,40 @@ def approvals_of(tx: Transaction, version: ObjectId, alias: str) -> list[Approva
     return [_approval(tx, dict(row)) for row in tx.execute(query).mappings()]
 
 
-def has_approved(tx: Transaction, version: ObjectId, alias: str, *, by: str) -> bool:
-    query = select(approvals.c.id).where(*_holding(version, alias), approvals.c.by == by)
-    return tx.execute(query).first() is not None
+def standing_approvals(tx: Transaction, version: ModelVersion) -> StandingApprovals:
+    """Return for which aliases `version` is approved. What a protected alias points at counts as approved for it."""
+    columns = approvals.c.alias, approvals.c.independent, approvals.c.withdrawn_at
+    rows = tx.execute(select(*columns).where(approvals.c.version == version.id)).all()
+    holding = {(alias, bool(independent)) for alias, independent, withdrawn in rows if withdrawn is None}
+    for alias, independent in protected_aliases(tx, version.id):
+        if version_at(tx, version.model, alias, at=None) == version.id:
+            holding.add((alias, independent))
+    approved = frozenset(alias for alias, _ in holding)
+    return StandingApprovals(
+        approved=approved,
+        independent=frozenset(alias for alias, independent in holding if independent),
+        withdrawn=frozenset(row.alias for row in rows) - approved,
+    )
 
 
-def withdraw_approvals(tx: Transaction, version: ObjectId, alias: str, *, at: datetime) -> None:
-    tx.execute(update(approvals).where(*_holding(version, alias)).values(withdrawn_at=at))
+def lock_approved_aliases(tx: Transaction, version: ModelVersion) -> None:
+    """Lock the aliases that `version` was approved for, so that no approval of it is withdrawn meanwhile."""
+    named = select(approvals.c.alias).where(approvals.c.version == version.id).distinct()
+    for alias in sorted(tx.execute(named).scalars()):
+        lock_alias(tx, version.model, alias)
+
+
+def withdraw_approvals(
+    tx: Transaction, version: ObjectId, alias: str, *, at: datetime, by: str | None = None
+) -> None:
+    """Withdraw the valid approvals of a version for an alias: all, or those of one approver."""
+    theirs = () if by is None else (approvals.c.by == by,)
+    tx.execute(update(approvals).where(*_holding(version, alias), *theirs).values(withdrawn_at=at))
 
 
 def _approval(tx: Transaction, row: dict[str, Any]) -> Approval:
-    names = {"version": _name(tx, row["version"]), "by": _name(tx, row["by"])}
-    return Approval.model_validate(row | names)
+    names = {"version": objects.name_of(tx, row["version"]), "by": objects.name_of(tx, row["by"])}
+    return Approval.model_validate(row | names | {"independent": bool(row["independent"])})
 
 
 def _changes(model: ObjectId, alias: str) -> Select[Any]:
@@ -195,8 +282,3 @@ def _of(model: ObjectId, alias: str) -> tuple[Any, ...]:
 
 def _holding(version: ObjectId, alias: str) -> tuple[Any, ...]:
     return approvals.c.version == version, approvals.c.alias == alias, approvals.c.withdrawn_at.is_(None)
-
-
-def _name(tx: Transaction, ident: str) -> str:
-    found = objects.ever(tx, ident)
-    return ident if found is None else found.name

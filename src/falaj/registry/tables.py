@@ -5,7 +5,7 @@ from __future__ import annotations
 from sqlalchemy import Boolean, Column, ForeignKey, Index, Integer, Table, Text
 
 from falaj.governance.tables import object_key
-from falaj.ports.metadata import METADATA, UtcTime
+from falaj.ports.metadata import METADATA, JsonText, UtcTime
 
 models = Table(
     "registry_models",
@@ -32,6 +32,7 @@ aliases = Table(
     Column("model", Text, ForeignKey("governance_objects.id"), primary_key=True),
     Column("alias", Text, primary_key=True),
     Column("protected", Boolean, nullable=False),
+    Column("independent", Boolean),
 )
 
 alias_changes = Table(
@@ -57,5 +58,7 @@ approvals = Table(
     Column("comment", Text, nullable=False),
     Column("at", UtcTime, nullable=False),
     Column("withdrawn_at", UtcTime),
+    Column("appointment", JsonText),
+    Column("independent", Boolean),
     Index("registry_approvals_version", "version", "alias"),
 )

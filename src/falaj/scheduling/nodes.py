@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 
-from falaj.ports.hardware import NodeFacts
+from falaj.ports.hardware import ClusterNode, NodeFacts
 from falaj.records.governance.residency import Zone
-from falaj.records.scheduling.hardware import RdmaPort
+from falaj.records.scheduling.hardware import RdmaPort, label_part
 from falaj.records.scheduling.snapshot import Node
 
 
 def node_from(facts: NodeFacts, *, zone: Zone, pool: str = "default", labels: Iterable[str] = ()) -> Node:
-    """Return the node, with the given labels and those derived from its hardware."""
+    """Return the node, with the given labels and those derived from its hardware and from its cluster."""
+    there = facts.cluster or ClusterNode()
     return Node(
         name=facts.name,
         zone=zone.name,
@@ -20,10 +20,11 @@ def node_from(facts: NodeFacts, *, zone: Zone, pool: str = "default", labels: It
         cpus=facts.cpus,
         memory_bytes=facts.memory_bytes,
         gpus=facts.gpus,
-        pool=pool,
-        labels=frozenset(labels) | found_labels(facts),
-        fabric=fabric_of(facts.rdma),
+        pool=there.pool or pool,
+        labels=frozenset(labels) | found_labels(facts) | there.labels,
+        fabric=there.fabric or fabric_of(facts.rdma),
         shares=facts.shares,
+        others=facts.others,
     )
 
 
@@ -40,11 +41,6 @@ def found_labels(facts: NodeFacts) -> frozenset[str]:
         "rdma": any(port.is_active for port in facts.rdma),
     }
     return frozenset(found | {label for label, present in has.items() if present})
-
-
-def label_part(model: str) -> str:
-    """Return the model as part of a label: NVIDIA H100 80GB HBM3 becomes nvidia-h100-80gb-hbm3."""
-    return re.sub(r"[^a-z0-9]+", "-", model.lower()).strip("-")[:120]
 
 
 def fabric_of(ports: Iterable[RdmaPort]) -> str | None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import AwareDatetime, Field
 
-from falaj.errors import Conflict, InvalidInput
+from falaj.errors import ConfigInvalid, Conflict, InvalidInput
 from falaj.governance import objects
 from falaj.governance.blobs.service import WorkflowRequests
 from falaj.governance.encryption.values import SealedValues
@@ -36,6 +36,7 @@ from falaj.records.scheduling.accounting import (
     UsageRow,
     Weight,
 )
+from falaj.records.scheduling.kueue import QueueDrift, QueueSync, QueueSystem, RenderedQueues
 from falaj.records.scheduling.simulation import (
     NO_TIME,
     Changes,
@@ -51,6 +52,9 @@ from falaj.scheduling.accounting.accounts import DEFAULT, QueueAccounts
 from falaj.scheduling.accounting.periods import month_at
 from falaj.scheduling.accounting.queue_states import queue_states, settings_of
 from falaj.scheduling.dependencies import JobFigures
+from falaj.scheduling.kueue.reconcile import QueueReconciler
+from falaj.scheduling.kueue.render import SharedQueue
+from falaj.scheduling.kueue.sync import KueueCluster
 from falaj.scheduling.queue_tree import require_sound, require_unused
 from falaj.scheduling.simulator.history import question_for
 
@@ -76,14 +80,23 @@ class Queues:
         jobs: JobFigures,
         sealed: SealedValues,
         wanted: Callable[[], None],
+        kueue: KueueCluster | None = None,
+        keep: bool = False,
     ) -> None:
-        """`wanted` is called when a change may let a job start."""
+        """`wanted` is called when a change may let a job start; `kueue` is none where no cluster is configured.
+
+        With `keep`, the controller keeps its objects as the queues say.
+        """
         self.gate = gate
         self._intents = intents
         self._sealed = sealed
         self._accounts = accounts
         self._jobs = jobs
         self._wanted = wanted
+        self._systems: dict[QueueSystem, KueueCluster] = {} if kueue is None else {"kueue": kueue}
+        self.reconciler: QueueReconciler | None = None
+        if kueue is not None and keep:
+            self.reconciler = QueueReconciler(kueue, self._shared, self.apply)
 
     @operation("queues.set", resource="platform", allow=Role.OPERATOR)
     def set(
@@ -143,9 +156,12 @@ class Queues:
     @operation("queues.list", resource="platform", mode=Mode.READ, allow="anyone")
     def list(self, *, after: Cursor = "", limit: PageSize = 100) -> Page[QueueState]:
         """List the queues by name with their state; for every member of a workspace."""
-        found = [each for each in self._states(current_call()) if each.name > after]
+        call = current_call()
+        last = self.gate.cursors.read(call, after)
+        found = [each for each in self._states(call) if each.name > last]
         shown = tuple(found[:limit])
-        return Page(items=shown, next=shown[-1].name if len(found) > limit else None)
+        following = self.gate.cursors.write(call, shown[-1].name) if len(found) > limit else None
+        return Page(items=shown, next=following)
 
     @operation("queues.show", resource="queue", mode=Mode.READ, allow="anyone")
     def show(self, queue: QueueRef) -> QueueState:
@@ -258,6 +274,46 @@ class Queues:
         known = as_of or current_call().now
         return attempts.past_attempts(self.gate.database, since=since, until=until, as_of=known)
 
+    @operation("queues.render", resource="platform", mode=Mode.FREE, allow=Role.OPERATOR)
+    def render(self, *, to: QueueSystem = "kueue") -> RenderedQueues:
+        """Return the queues as objects of Kueue, for the nodes that the cluster has now."""
+        return self._cluster(to).render(self._shared())
+
+    @operation("queues.diff", resource="platform", mode=Mode.FREE, allow=Role.OPERATOR)
+    def diff(self, *, to: QueueSystem = "kueue") -> QueueDrift:
+        """Show how the objects of Kueue in the cluster differ from the queues. Nothing is changed."""
+        return self._cluster(to).diff(self._shared())
+
+    @operation("queues.apply", resource="platform", mode=Mode.LATE, allow=Role.OPERATOR)
+    def apply(self, *, to: QueueSystem = "kueue") -> QueueSync:
+        """Make the objects of Kueue in the cluster as the queues say; objects of others are left alone."""
+        call = current_call()
+        done = self._cluster(to).apply(self._shared())
+        return self.gate.commit(call, lambda: done)
+
+    def _cluster(self, to: QueueSystem) -> KueueCluster:
+        found = self._systems.get(to)
+        if found is None:
+            raise ConfigInvalid.at(
+                "kubernetes",
+                given="no cluster, or several",
+                allowed="one cluster, whose nodes the queues share in Kueue",
+                fix='[kubernetes] kubeconfig = "kubeconfig.yaml"',
+            )
+        return found
+
+    def _shared(self) -> builtins.list[SharedQueue]:
+        """Return every queue with the names of the workspaces that may submit to it."""
+        with self.gate.database.read() as tx:
+            known = store.all_queues(tx)
+            names = {str(each.id): each.name for each in all_workspaces(tx)}
+        found = {name: (each.queue, each.workspaces) for name, each in known.items()}
+        found.setdefault(DEFAULT, (Queue(name=DEFAULT), ()))
+        return [
+            SharedQueue(queue, tuple(sorted(names[each] for each in (allowed or names) if each in names)))
+            for queue, allowed in found.values()
+        ]
+
     def _states(self, call: Call) -> builtins.list[QueueState]:
         seen = visible_workspaces(self.gate, call.tx, call.caller)
         if not seen:
@@ -334,7 +390,7 @@ class Usage:
         since, until = _span(since, until, now=call.now)
         with self.gate.database.read() as tx:
             within = self._visible_ids(tx, call.caller, _named(call, workspace))
-        return self._pages(since, until, within, now=call.now)
+        return self._pages(call.caller, since, until, within, now=call.now)
 
     def _visible_ids(self, tx: Transaction, caller: Caller, only: str | None) -> list[str] | None:
         """Return the ids of the workspaces whose usage the caller may see; None for all, with removed ones."""
@@ -366,7 +422,7 @@ class Usage:
         )
 
     def _pages(
-        self, since: datetime, until: datetime, within: list[str] | None, *, now: datetime
+        self, caller: Caller, since: datetime, until: datetime, within: list[str] | None, *, now: datetime
     ) -> Iterator[bytes]:
         yield focus.header()
         after: tuple[datetime, str, int] | None = None
@@ -376,7 +432,7 @@ class Usage:
                     tx, since=since, until=until, workspaces=within, after=after, limit=attempts.PAGE
                 )
                 names = store.names_of(tx, [row[of] for row in rows for of in ("workspace", "user_id")])
-                names |= self._jobs.names_of_jobs(tx, [row["job"] for row in rows])
+                names |= self._jobs.names_of_jobs(tx, self._seen_jobs(tx, caller, rows))
             account = focus.BillingAccount(self.gate.audit.log_id, "falaj")
             if rows:
                 yield focus.lines(rows, names, account=account, since=since, until=until, now=now)
@@ -385,21 +441,33 @@ class Usage:
             last = rows[-1]
             after = last["started_at"], last["job"], last["attempt"]
 
+    def _seen_jobs(self, tx: Transaction, caller: Caller, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+        """Return the jobs of a page that the caller may know by name; a policy may hide some of a workspace."""
+        jobs = list(dict.fromkeys(str(row["job"]) for row in rows))
+        if not self.gate.authorizer.state(tx).has_custom:
+            return jobs
+        found = (objects.ever(tx, each) for each in jobs)
+        return [each.id for each in found if each is not None and self.gate.authorizer.sees(tx, caller, each)]
+
 
 # ------------------------------------------------------------------------------------------ visibility
 
 
 def visible_workspaces(gate: Gate, tx: Transaction, caller: Caller) -> list[StoredObject]:
     """Return the workspaces that the caller may see, without the platform itself."""
-    found: list[StoredObject] = []
+    return [each for each in all_workspaces(tx) if gate.authorizer.sees(tx, caller, each)]
+
+
+def all_workspaces(tx: Transaction) -> Iterator[StoredObject]:
+    """Yield the workspaces, without the platform itself."""
     after = ""
     while True:
         batch = objects.listed(
             tx, kinds=["workspace"], workspace=None, after=after, limit=WORKSPACES_PER_READ
         )
-        found += [each for each in batch if each.id != ROOT and gate.authorizer.sees(tx, caller, each)]
+        yield from (each for each in batch if each.id != ROOT)
         if len(batch) < WORKSPACES_PER_READ:
-            return found
+            return
         after = batch[-1].id
 
 

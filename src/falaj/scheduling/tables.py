@@ -16,7 +16,7 @@ from sqlalchemy import (
 )
 
 from falaj.governance.tables import object_key
-from falaj.ports.metadata import METADATA, JsonText, UtcTime
+from falaj.ports.metadata import METADATA, UNRECORDED, JsonText, UtcTime, recorded
 
 queues = Table(
     "scheduling_queues",
@@ -42,6 +42,17 @@ budgets = Table(
     Column("counted_currency", Text),
     Column("counted_gpu_hours", Double, nullable=False),
     Column("counted_money", Double, nullable=False),
+    info=recorded("gpu_hours", "money", "period", "since"),
+)
+
+cordons = Table(  # nodes that start no further jobs
+    "scheduling_cordons",
+    METADATA,
+    Column("node", Text, primary_key=True),
+    Column("since", UtcTime, nullable=False),
+    Column("by", Text, nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("drained", Boolean, nullable=False),
 )
 
 usage = Table(  # one row per attempt; hours, energy and cost are set when it ends
@@ -78,6 +89,7 @@ usage = Table(  # one row per attempt; hours, energy and cost are set when it en
     Index("scheduling_usage_workspace", "workspace", "ended_at"),
     Index("scheduling_usage_started", "started_at", "job", "attempt"),
     Index("scheduling_usage_submitted", "submitted_at", "job", "attempt"),
+    info=UNRECORDED,
 )
 
 history = Table(  # decayed usage of the ended attempts of a queue, at `as_of`
@@ -89,6 +101,7 @@ history = Table(  # decayed usage of the ended attempts of a queue, at `as_of`
     Column("cpus", Double, nullable=False),
     Column("gpus", Double, nullable=False),
     Column("memory_bytes", Double, nullable=False),
+    info=UNRECORDED,
 )
 
 comparisons = Table(  # results of what-ifs, encrypted: they show the waits of every team
@@ -96,4 +109,5 @@ comparisons = Table(  # results of what-ifs, encrypted: they show the waits of e
     METADATA,
     Column("work", Text, ForeignKey("governance_objects.id"), primary_key=True),
     Column("sealed", LargeBinary, nullable=False),
+    info=UNRECORDED,
 )

@@ -8,10 +8,16 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 from falaj.errors import Unauthenticated
 from falaj.records.places import default_config_dir
+from falaj.records.record import utc_now
+
+RENEW_BEFORE = timedelta(days=7)
+"""How long before its end the token of the owner of a home is renewed."""
 
 
 def credentials_file() -> Path:
@@ -23,18 +29,32 @@ def token_for(url: str) -> str:
     """Return the token for `url`: FALAJ_TOKEN, unless FALAJ_URL names another platform, else the saved one."""
     belongs_to = os.environ.get("FALAJ_URL") or url
     given = os.environ.get("FALAJ_TOKEN") if _address(belongs_to) == _address(url) else None
-    token = given or _read().get(_address(url))
+    token = given or _saved(url).get("token")
     if not token:
         raise Unauthenticated(
-            f"there is no token for {url}; set FALAJ_TOKEN, or run 'falaj login {url}#code=…' with a sign-in link"
+            f"there is no token for {url}; set FALAJ_TOKEN, or run 'falaj login {url}#code=…' with a sign-in link; the "
+            "owner of the home runs 'falaj login' on its machine"
         )
-    return token
+    return str(token)
 
 
-def save(url: str, token: str) -> None:
-    """Save `token` for the platform at `url`."""
+def expires_within(url: str, margin: timedelta) -> bool:
+    """Tell whether the token for `url` is missing, has expired, or does so within `margin`.
+
+    False for a token whose end is not known: FALAJ_TOKEN, and one that somebody signed in with.
+    """
+    if os.environ.get("FALAJ_TOKEN"):
+        return False
+    found = _saved(url)
+    until = found.get("expires_at")
+    return not found or (until is not None and datetime.fromisoformat(until) - utc_now() < margin)
+
+
+def save(url: str, token: str, *, expires_at: datetime | None = None) -> None:
+    """Save `token` for the platform at `url`, with its end where that is known."""
+    kept = token if expires_at is None else {"token": token, "expires_at": expires_at.isoformat()}
     with _locked():
-        _write(_read() | {_address(url): token})
+        _write(_read() | {_address(url): kept})
 
 
 def forget(url: str) -> None:
@@ -58,7 +78,13 @@ def _address(url: str) -> str:
     return url.rstrip("/")
 
 
-def _read() -> dict[str, str]:
+def _saved(url: str) -> dict[str, str]:
+    """Return the token for `url` and, where it is known, its end."""
+    found = _read().get(_address(url))
+    return found if isinstance(found, dict) else {"token": found} if found else {}
+
+
+def _read() -> dict[str, Any]:
     path = credentials_file()
     try:
         mode = path.stat().st_mode
@@ -74,7 +100,7 @@ def _read() -> dict[str, str]:
     return dict(found)
 
 
-def _write(tokens: dict[str, str]) -> None:
+def _write(tokens: dict[str, Any]) -> None:
     path = credentials_file()
     draft = path.with_suffix(f".{os.getpid()}")
     with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:

@@ -24,7 +24,7 @@ POLL_S = 1.0
 
 
 def open_platform(path: str | Path | None = None) -> Platform:
-    """Open the home at `path` (FALAJ_HOME, or .falaj) as its owner; raise HomeBusy if a platform runs on it."""
+    """Open the home at `path` (FALAJ_HOME, or .falaj here or above) as its owner; HomeBusy if a platform runs on it."""
     home = open_home(None if path is None else Path(path))
     lock = home.lock()
     try:
@@ -83,6 +83,7 @@ class EmbeddedController:
             on_lost=end_thread,
             jobs=job_reconciler(self._platform),
             wake=self._platform.intents.pending,
+            renewed=self._platform.compute.renew_attempts,
         )
 
 

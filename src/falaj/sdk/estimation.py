@@ -31,7 +31,7 @@ def estimate_script(script: str | Path, spec: JobSpec, *, limit_s: float = LIMIT
     The script runs here, with the job's arguments and variables, in a process of its own, until it calls `fj.fit`.
     InvalidInput where it does not come to that.
     """
-    asked = {"processes": spec.processes, "device": "cuda" if spec.gpus else "cpu"}
+    asked = {"processes": spec.world_size, "device": "cuda" if spec.gpus else "cpu"}
     with tempfile.TemporaryDirectory(prefix="falaj-estimate-") as folder:
         file = Path(folder) / "estimate.json"
         file.write_text(json.dumps(asked))

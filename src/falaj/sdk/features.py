@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 Definition = Entity | FeatureView
 Rows: TypeAlias = Any
-"""A file (Parquet, CSV or Arrow), a pyarrow Table, or a pandas DataFrame."""
+"""A file (Parquet, CSV or Arrow), a pyarrow Table, or a data frame of pandas or polars."""
 
 
 def apply(
@@ -34,10 +34,19 @@ def apply(
     )
 
 
-def ingest(platform: Platform, view: str, rows: Rows, **where: Any) -> IngestResult:
-    """Upload `rows` and add them to `view`; `where` are options of blobs.upload."""
+def ingest(
+    platform: Platform,
+    view: str,
+    rows: Rows,
+    *,
+    strict: bool = False,
+    again: bool = False,
+    backfill: bool = False,
+    **where: Any,
+) -> IngestResult:
+    """Upload `rows` and add them to `view`; `where` are options of blobs.upload, the others of features.ingest."""
     staged = platform.blobs.upload(pieces(rows), **(view_location(platform, view) | where))
-    return platform.features.ingest(view, data=staged.id)
+    return platform.features.ingest(view, data=staged.id, strict=strict, again=again, backfill=backfill)
 
 
 def training_set(
@@ -96,7 +105,8 @@ def _parquet(rows: Rows) -> bytes:
         rows = rows.read_all()
     if not isinstance(rows, pa.Table):
         try:
-            rows = pa.Table.from_pandas(rows, preserve_index=False)
+            has_index = hasattr(rows, "index") or not hasattr(rows, "__arrow_c_stream__")  # pandas
+            rows = pa.Table.from_pandas(rows, preserve_index=False) if has_index else pa.table(rows)
         except (AttributeError, TypeError, pa.ArrowException) as error:
             kind = f"{type(rows).__name__} ({error})"
             raise InvalidInput.at(

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from falaj.records import durations, sizes
 from falaj.records.durations import read_duration
-from falaj.records.scheduling.snapshot import WHOLE_GPU, Affinity
+from falaj.records.scheduling.snapshot import PRIORITIES, WHOLE_GPU, Affinity
 from falaj.records.sizes import read_size
 from falaj.records.training.jobs import JobSpec
 
@@ -24,6 +24,7 @@ ALIASES = {
     "pool": "pools",
     "preempt": "preemptible",
     "secret": "secrets",
+    "volume": "volumes",
 }
 """Singular names of fields that take several values."""
 
@@ -40,9 +41,6 @@ SYNONYMS = {
 
 GPU_FIELDS = ("gpu_share", "gpu_milli", "gpu_memory", "gpu_memory_bytes", "gpu_models", "gpu_profile")
 """Fields that imply a GPU, whether or not a number of GPUs is given."""
-
-PRIORITIES = {"low": -1000, "normal": 0, "high": 1000, "urgent": 100_000}
-"""Priority classes; numbers between them are allowed."""
 
 FLAGS = ("preemptible", "network", "nsys", "spread")
 
@@ -177,6 +175,7 @@ _SPELLED: dict[str, Callable[[Any], Any]] = {
     "roles": _roles,
     "secrets": partial(_named, form="VARIABLE=NAME"),
     "timeout": _length_of_time,
+    "volumes": _several,
 }
 _HIDDEN = {"affinity", "asked", "estimate", "module", "origin", "script"}
 _OF_AFFINITY = {

@@ -137,7 +137,8 @@ def _placed(form: JobRequest) -> tuple[dict[str, Any], dict[Location, str]]:
     if "gpus" not in fields and any(name in form.values for name in GPU_FIELDS):
         fields["gpus"] = 1
     if "processes" not in fields and (total := _sum_of(fields.get("roles"))):
-        fields["processes"] = total
+        nodes = str(fields.get("nodes", 1))
+        fields["processes"] = -(-total // int(nodes)) if nodes.isdecimal() and int(nodes) else total
     return fields, sources
 
 

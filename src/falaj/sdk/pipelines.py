@@ -24,6 +24,7 @@ DURATIONS = ("window", "rest", "every", "approval_within", "longest", "timeout")
 JOB = (
     "args",
     "framework",
+    "nodes",
     "processes",
     "cpus",
     "gpus",
@@ -65,7 +66,7 @@ def read_pipeline(path: Path) -> dict[str, Any]:
     except OSError as error:
         allowed = f"a readable file of TOML ({error.strerror})"
         raise InvalidInput.at("FILE", given=str(path), allowed=allowed) from None
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise InvalidInput.at(str(path), given=str(error), allowed="a file of TOML in UTF-8") from None
     canary = given.get("canary")
     faults = _read_script(given, path) + _read_durations(given)

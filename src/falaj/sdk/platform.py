@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Self
+from typing import IO, TYPE_CHECKING, Any, Self
 
 from falaj.control.services import Services
 from falaj.records.control.pipelines import StoredPipeline
 from falaj.records.features import ApplyResult, IngestResult, TrainingSet
 from falaj.records.governance.audit import LogCheck
 from falaj.records.governance.blobs import Blob
+from falaj.records.record import html_table
 from falaj.records.registry import ModelVersion
 from falaj.records.training.jobs import Job
+
+if TYPE_CHECKING:
+    from falaj.sdk.runs import ActiveRun
 
 CHUNK_BYTES = 1 << 20
 
@@ -41,11 +45,24 @@ class Platform(Services):
 
         return features.apply(self, what, **where)
 
-    def ingest(self, view: str, rows: Any, **where: Any) -> IngestResult:
-        """Upload a file (Parquet, CSV or Arrow) or a table, and add its rows to a view."""
+    def ingest(
+        self,
+        view: str,
+        rows: Any,
+        *,
+        strict: bool = False,
+        again: bool = False,
+        backfill: bool = False,
+        **where: Any,
+    ) -> IngestResult:
+        """Upload a file (Parquet, CSV or Arrow) or a table, and add its rows to a view, unless they were added before.
+
+        `again` adds them in any case. `strict` refuses rows that do not say themselves how they are to be read. Rows
+        of a `backfill` count as known when they happened, not when they come in.
+        """
         from falaj.sdk import features
 
-        return features.ingest(self, view, rows, **where)
+        return features.ingest(self, view, rows, strict=strict, again=again, backfill=backfill, **where)
 
     def training_set(self, name: str, *, spine: Any, views: Sequence[str], **options: Any) -> TrainingSet:
         """Join a file, a table or a view with the features of `views`; `options` are those of features.training_set."""
@@ -77,9 +94,18 @@ class Platform(Services):
 
         return register_model(self, self.jobs.show(job), model, **where)
 
-    def verify_audit(self) -> LogCheck:
-        """Verify the audit log; return the result."""
-        *_, verdict = self.audit.verify()
+    def run(self, experiment: str, *, name: str | None = None, **options: Any) -> ActiveRun:
+        """Start a run of an experiment for a `with` block: `with platform.run("churn") as run: run.log(auc=0.9)`.
+
+        `options` are those of runs.start: params, tags, sources, workspace.
+        """
+        from falaj.sdk.runs import ActiveRun
+
+        return ActiveRun(self, self.runs.start(experiment, name=name, **options))
+
+    def verify_audit(self, *, deep: bool = False) -> LogCheck:
+        """Verify the audit log; `deep`: the stores against it, too. Return the result."""
+        *_, verdict = self.audit.verify(deep=deep)
         return verdict
 
     def close(self) -> None:
@@ -96,6 +122,12 @@ class Platform(Services):
 
     def __repr__(self) -> str:
         return f"<Falaj platform at {self.where}>"
+
+    def _repr_html_(self) -> str:
+        """Return the place and the services as HTML, for notebooks."""
+        services = sorted(name for name in vars(self) if not name.startswith("_") and name != "where")
+        lines = [(", ".join(services[at : at + 8]),) for at in range(0, len(services), 8)]
+        return html_table(f"Falaj platform at {self.where}", ("services",), lines)
 
 
 def chunks(data: bytes | Path | IO[bytes] | Iterable[bytes]) -> Iterator[bytes]:

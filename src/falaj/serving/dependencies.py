@@ -7,10 +7,13 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from falaj.errors import Unavailable
+from falaj.governance.operations.call import Call
 from falaj.ports.metadata import Transaction
 from falaj.records.features import OnlineRows, StoredView
+from falaj.records.governance.identity import FailureReason
 from falaj.records.governance.objects import StoredObject
 from falaj.records.monitoring.sketches import ColumnRole
+from falaj.records.names import ObjectId
 from falaj.records.registry import ModelVersion
 from falaj.records.serving import ServedModel
 
@@ -29,6 +32,32 @@ class LoadVersion(Protocol):
     def __call__(self, tx: Transaction, found: StoredObject, /) -> ModelVersion: ...
 
 
+class VersionApprovals(Protocol):
+    """The approvals of registered versions."""
+
+    def protected_aliases(self, tx: Transaction, version: ObjectId, /) -> list[tuple[str, bool]]:
+        """Return the protected aliases that have pointed at `version`, and whether they demand independence."""
+        ...
+
+    def require(
+        self, tx: Transaction, version: ModelVersion, alias: str, /, *, independent: bool, where: str
+    ) -> None:
+        """Raise Denied unless `version` is approved for `alias`, or is what the protected alias points at."""
+        ...
+
+    def were_withdrawn(self, tx: Transaction, version: ModelVersion, /) -> bool:
+        """Tell whether approvals of `version` were withdrawn, and not given again."""
+        ...
+
+    def require_by_policy(self, call: Call, endpoint: StoredObject, version: ModelVersion, /) -> None:
+        """Raise Denied if a policy forbids that `version`, with its approvals, answers requests of `endpoint`."""
+        ...
+
+    def demanded_alias(self, call: Call, endpoint: StoredObject, /) -> str | None:
+        """Return the alias for which policies demand an approval of what `endpoint` serves."""
+        ...
+
+
 class LoadView(Protocol):
     """Loads the newest version of a feature view; None if there is none."""
 
@@ -40,6 +69,10 @@ class ModelServerClient(Protocol):
 
     def url(self) -> str | None:
         """Return its URL, if known."""
+        ...
+
+    def problem(self) -> str | None:
+        """Return what keeps it from serving, if anything does."""
         ...
 
     def wake(self) -> None:
@@ -58,6 +91,14 @@ class ModelServerClient(Protocol):
 class Admission(Protocol):
     """Decides who may call which endpoint. None stands for the server itself, METRICS for its metrics."""
 
+    def recognize(self, credential: str) -> str | None:
+        """Return the id of a credential's caller from memory; None if `authenticate` must be called. Does no I/O."""
+        ...
+
+    def authenticate(self, credential: str) -> str:
+        """Return the id of a credential's caller. Raise Unauthenticated. Runs in a thread."""
+        ...
+
     def admit(self, credential: str, endpoint: str | None, data: bytes) -> str | None:
         """Return the caller's name if a valid decision is cached; None if `decide` must be called.
 
@@ -69,6 +110,12 @@ class Admission(Protocol):
     def decide(self, credential: str, endpoint: str | None) -> None:
         """Make and cache the decision. Raise Unauthenticated or Denied. Runs in a thread."""
         ...
+
+
+class AuthenticationFailures(Protocol):
+    """Counts failed authentications for the audit log."""
+
+    def add(self, reason: FailureReason, source: str, *, interface: str) -> None: ...
 
 
 class FeatureReader(Protocol):
@@ -125,6 +172,13 @@ class ColumnCollector(Protocol):
         *,
         role: ColumnRole = ColumnRole.FEATURE,
     ) -> None: ...
+
+
+class NoAuthenticationFailures:
+    """For a server without an audit log."""
+
+    def add(self, reason: FailureReason, source: str, *, interface: str) -> None:
+        return None
 
 
 class NoFeatureReader:

@@ -13,7 +13,7 @@ from falaj.serving.lookups import FeatureJoin, build_join
 from falaj.serving.routing import WeightedRouter
 from falaj.serving.runtime.batch_queue import BatchQueue
 from falaj.serving.runtime.engine import ModelEngine
-from falaj.serving.runtime.engine import load as load_file
+from falaj.serving.runtime.loading import load as load_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +66,11 @@ class DeploymentState:
             served = {e.name: self._joined(e, files, queues) for e in deployment.endpoints}
             self._queues, self.served = queues, MappingProxyType(served)
             self._prepared = {}
+
+    def close(self) -> None:
+        """End the processes of models."""
+        for queue in (self._queues | self._prepared).values():
+            queue.close()
 
     def find(self, endpoint: str) -> ServedEndpoint:
         found = self.served.get(endpoint)

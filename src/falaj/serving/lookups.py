@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import nan
 
 from falaj.errors import Fault, InvalidInput
 from falaj.records.registry import ModelVersion
@@ -23,12 +24,20 @@ class ViewColumns:
 
 @dataclass(frozen=True, slots=True)
 class FeatureJoin:
-    """How a row of the model's input is assembled; `passed` maps request inputs to columns."""
+    """How a row of the model's input is assembled; `passed` maps request inputs to columns.
 
-    width: int
+    A column without a value gets that of `defaults`; a request that lacks one of the `required` columns is rejected.
+    """
+
+    columns: tuple[str, ...]
     views: tuple[ViewColumns, ...]
     passed: tuple[tuple[str, int], ...]
-    missing: float
+    defaults: tuple[float, ...]
+    required: frozenset[int]
+
+    @property
+    def width(self) -> int:
+        return len(self.columns)
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -59,8 +68,18 @@ def build_join(lookup: Lookup, features: Sequence[str]) -> FeatureJoin:
         )
         for number, view in enumerate(lookup.views)
     )
-    missing = float("nan") if lookup.missing is None else lookup.missing
-    return FeatureJoin(len(names), parts, tuple(passed), missing)
+    default = lookup.missing if isinstance(lookup.missing, float) else nan
+    return FeatureJoin(
+        columns=names,
+        views=parts,
+        passed=tuple(passed),
+        defaults=tuple(lookup.defaults.get(name, default) for name in names),
+        required=frozenset(
+            column
+            for column, name in enumerate(names)
+            if lookup.missing == "reject" and name not in lookup.defaults
+        ),
+    )
 
 
 def _source(lookup: Lookup, name: str) -> tuple[int, str] | None:
@@ -94,10 +113,17 @@ def require_lookup_fits_version(lookup: Lookup, version: ModelVersion) -> None:
             allowed="the model's columns in their order",
             fix="name them in the lookup, or register the version with TensorSpec.features",
         )
+    join = build_join(lookup, features)
     faults = [
         Fault(where=f"{where}: view {part.name}", given="none of its features", allowed=", ".join(features))
-        for part in build_join(lookup, features).views
+        for part in join.views
         if not part.columns
+    ]
+    looked_up = [join.columns[column] for part in join.views for column in part.columns]
+    faults += [
+        Fault(where=f"{where}: defaults", given=name, allowed=f"looked up columns: {', '.join(looked_up)}")
+        for name in lookup.defaults
+        if name not in looked_up
     ]
     width = _width(version)
     if width not in (None, len(features)):

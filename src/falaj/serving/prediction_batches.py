@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
-from falaj.errors import NotFound
+from falaj.errors import Damaged, InvalidInput, NotFound, shorten
 from falaj.records.serving import ServedModel
 from falaj.serving.dependencies import PredictedBatch
 
@@ -156,10 +156,14 @@ def _text(value: Any) -> str:
 # ------------------------------------------------------------------------------------------- decoding
 
 
-def decode_batch(content: bytes) -> DecodedBatch:
-    import pyarrow as pa
+def decode_batch(content: Any, *, limit_bytes: int) -> DecodedBatch:
+    """Decode a batch, as the parser process returns it. Raise Damaged if it is not one of up to `limit_bytes`."""
+    from falaj.governance import arrow_ipc
 
-    return DecodedBatch(pa.ipc.open_file(pa.py_buffer(content)).read_all())
+    try:
+        return DecodedBatch(arrow_ipc.read_result(content, where="predictions", limit_bytes=limit_bytes))
+    except (InvalidInput, KeyError, ValueError, TypeError, AttributeError) as error:
+        raise Damaged(f"a batch of predictions cannot be read: {shorten(str(error), limit=400)}") from error
 
 
 class DecodedBatch:

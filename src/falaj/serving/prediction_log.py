@@ -8,7 +8,7 @@ from functools import partial
 
 from sqlalchemy import RowMapping
 
-from falaj.errors import KeyUnavailable, NotFound
+from falaj.errors import AlreadyExists, Damaged, InvalidInput, KeyUnavailable, NotFound
 from falaj.governance import objects
 from falaj.governance.encryption.blobs import EncryptedBlobs
 from falaj.governance.encryption.digest import RunningDigest
@@ -17,12 +17,16 @@ from falaj.governance.operations.call import Call
 from falaj.governance.operations.gate import Gate
 from falaj.ports.blobs import BlobKey
 from falaj.ports.metadata import Transaction
+from falaj.ports.parsers import ByteSource, ParserPool
 from falaj.records.governance.objects import StoredObject
 from falaj.records.names import ObjectId
 from falaj.records.serving import PredictionBatch, PredictionRecord
 from falaj.serving import store
 from falaj.serving.prediction_batches import DecodedBatch, decode_batch, split_id
 
+ARROW = "arrow"
+"""The name of the parser, see assembly/parsing.py."""
+DECODED_LIMIT = 512 << 20
 CACHED_BATCHES = 32
 """Decoded batches that stay in memory, because labels arrive in groups."""
 
@@ -30,8 +34,9 @@ CACHED_BATCHES = 32
 class PredictionLog:
     """Stores batches and finds predictions in them. `stores` are keyed by zone."""
 
-    def __init__(self, gate: Gate, stores: Mapping[str, EncryptedBlobs]) -> None:
+    def __init__(self, gate: Gate, stores: Mapping[str, EncryptedBlobs], parsers: ParserPool) -> None:
         self._gate = gate
+        self._parsers = parsers
         self._stores = stores
         self._decoded: OrderedDict[str, DecodedBatch] = OrderedDict()
 
@@ -45,10 +50,18 @@ class PredictionLog:
         ident: ObjectId,
         rows: int,
     ) -> PredictionBatch:
-        """Store the bytes of a batch, then publish it with edges from its endpoint, version and views."""
+        """Store the bytes of a batch, then publish it with edges from its endpoint, version and views.
+
+        Raise AlreadyExists if it is published. Bytes alone are left by a try whose transaction failed: the database was
+        full or away, and the model server sends the batch again.
+        """
         zone = self._gate.zones.named(endpoint.zone)
         workspace_id = endpoint.workspace
         key = BlobKey(f"{self._gate.audit.log_id}/{workspace_id}/{ident}")
+        with self._gate.database.read() as tx:
+            if store.batch_row(tx, ident) is not None:
+                raise AlreadyExists(f"the batch of predictions {ident} is stored already")
+        self._stores[zone.name].delete(key)
         digest = RunningDigest()
         self._stores[zone.name].write(workspace_id, key, digest.follow(data))
         call.content = digest.hexdigest()
@@ -116,8 +129,32 @@ class PredictionLog:
         known = self._decoded.get(batch.id)
         if known is None:
             store_ = self._stores[batch.zone or self._gate.zones.default.name]
-            known = decode_batch(b"".join(store_.read(batch.workspace, BlobKey(facts["key"]))))
+            known = self._decode(batch.workspace, BlobKey(facts["key"]), store_)
             self._decoded[batch.id] = known
             while len(self._decoded) > CACHED_BATCHES:
                 self._decoded.popitem(last=False)
         return known
+
+    def _decode(self, workspace: str, key: BlobKey, stored: EncryptedBlobs) -> DecodedBatch:
+        """Decode a batch as if a stranger had sent it: the model server, which wrote it, runs models of users."""
+
+        def read_range(offset: int, length: int) -> bytes:
+            return b"".join(stored.read(workspace, key, start=offset, length=length))
+
+        source = ByteSource(stored.size(key), read_range)
+        try:
+            parsed = self._parsers.parse(
+                ARROW,
+                [source],
+                {"where": "predictions", "limit_bytes": DECODED_LIMIT},
+                owner=workspace,
+                reserve=_require_moderate,
+            )
+        except InvalidInput as error:
+            raise Damaged(f"a batch of predictions cannot be read: {error}") from error
+        return decode_batch(parsed.content, limit_bytes=2 * DECODED_LIMIT)
+
+
+def _require_moderate(size_bytes: int) -> None:
+    if size_bytes > 2 * DECODED_LIMIT:
+        raise InvalidInput(f"{size_bytes} bytes of predictions, where {DECODED_LIMIT} are allowed")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
-from math import log
+from math import isfinite, log
 
 from falaj.errors import InvalidInput
 from falaj.records.serving import ScoringRule
@@ -17,13 +18,20 @@ BOUNDS_S = (
 SMALLEST = 1e-7
 """Lower bound of probabilities, near the resolution of float32, so that log loss stays finite."""
 
+UNSCORED_LOSS = 1e100
+"""The loss of a prediction that is not finite, for a canary: more than the bound at which it cuts losses."""
 
-def score(scoring: ScoringRule, predicted: Sequence[float], label: float) -> float:
-    """Return the score of one row; `predicted` is a number or the probabilities of two or more classes."""
+
+def score(scoring: ScoringRule, predicted: Sequence[float], label: float) -> float | None:
+    """Return the score of one row; `predicted` is a number or the probabilities of two or more classes.
+
+    There is none if the prediction, or its error, is not a finite number.
+    """
     if scoring is ScoringRule.SQUARED_ERROR:
-        return (predicted[0] - label) ** 2
+        error = predicted[0] - label
+        return error * error if isfinite(error * error) else None
     chance = probability(predicted, label)
-    return -log(min(max(chance, SMALLEST), 1.0))
+    return -log(min(max(chance, SMALLEST), 1.0)) if isfinite(chance) else None
 
 
 def probability(predicted: Sequence[float], label: float) -> float:
@@ -41,6 +49,23 @@ def fits_log_loss(predicted: Sequence[float], label: float) -> bool:
     """Return whether label and prediction can come from a probabilistic classifier."""
     is_class = label == int(label) and 0 <= label < max(2, len(predicted))
     return is_class and all(-SMALLEST <= chance <= 1 + SMALLEST for chance in predicted)
+
+
+def slow_bound_s(latency: Sequence[int], share: float = 0.05) -> float | None:
+    """Return the largest bound that at least `share` of the requests exceeded; None without requests."""
+    total, above = sum(latency), 0
+    if not total:
+        return None
+    for place in range(len(BOUNDS_S) - 1, 0, -1):
+        above = sum(latency[place + 1 :])
+        if above >= share * total:
+            return BOUNDS_S[place]
+    return BOUNDS_S[0]
+
+
+def slower_than(latency: Sequence[int], bound_s: float) -> int:
+    """Return how many requests took longer than `bound_s`, a bound of the buckets."""
+    return sum(latency[bisect_left(BOUNDS_S, bound_s * (1 - 1e-9)) + 1 :])
 
 
 def percentile_ms(latency: Sequence[int], share: float) -> float | None:

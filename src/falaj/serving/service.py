@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated
+from functools import partial
+from typing import Annotated, Any
 
 from pydantic import AwareDatetime, Field
 from pydantic_core import from_json, to_json
@@ -16,13 +17,15 @@ from falaj.governance.operations.call import Call, current_call
 from falaj.governance.operations.gate import Gate
 from falaj.governance.operations.operation import ByteStream, Mode, operation
 from falaj.governance.operations.pagination import list_page
+from falaj.ports.parsers import ParserPool
 from falaj.records.features import ViewRef
 from falaj.records.governance.identity import Role
 from falaj.records.governance.objects import Cursor, Page, PageSize, StoredObject
 from falaj.records.names import DEFAULT_WORKSPACE, Name, ObjectId, WorkspaceRef, ZoneName
-from falaj.records.registry import ModelVersionRef
+from falaj.records.registry import AliasName, ModelVersionRef
 from falaj.records.serving import (
     DeployedEndpoint,
+    EndpointObservations,
     EndpointRef,
     EndpointStats,
     FeedbackResult,
@@ -43,9 +46,10 @@ from falaj.records.serving import (
     VersionCounts,
 )
 from falaj.serving import store, validation
-from falaj.serving.dependencies import LoadVersion, LoadView, ModelServerClient
+from falaj.serving.dependencies import LoadVersion, LoadView, ModelServerClient, VersionApprovals
 from falaj.serving.feedback import score_labels
 from falaj.serving.prediction_log import PredictionLog
+from falaj.serving.protection import EndpointProtection
 
 MODEL_SERVER = "model-server"
 """The service account of the model server."""
@@ -55,6 +59,7 @@ Inputs = Annotated[tuple[InferInput, ...], Field(min_length=1, max_length=1000)]
 RequestId = Annotated[str, Field(max_length=256)]
 BatchName = Annotated[str, Field(pattern=r"^predictions_[0-9a-z]{26}$")]
 Count = Annotated[int, Field(ge=1, le=10_000_000)]
+ObservationNumber = Annotated[int, Field(ge=0)]
 
 
 class Endpoints:
@@ -66,13 +71,16 @@ class Endpoints:
         *,
         stores: Mapping[str, EncryptedBlobs],
         versions: LoadVersion,
+        approvals: VersionApprovals,
         views: LoadView,
         server: ModelServerClient,
+        parsers: ParserPool,
     ) -> None:
         """`stores` are keyed by zone."""
         self.gate = gate
-        self._prediction_log = PredictionLog(gate, stores)
+        self._prediction_log = PredictionLog(gate, stores, parsers)
         self._versions = versions
+        self._protection = EndpointProtection(approvals)
         self._views = views
         self._server = server
 
@@ -90,17 +98,19 @@ class Endpoints:
         """Route all requests of an endpoint to one model version; create the endpoint on first use.
 
         `lookup` and `scoring` stay unchanged unless given. Scoring is log loss or squared error; by default the first
-        labels decide.
+        labels decide. A protected endpoint serves only versions that were approved for its alias; a policy may demand
+        approvals too (`endpoints.serve`).
         """
         call = current_call()
         validation.require_name(name)
         self._server.require_engine()
         owner = call.object("workspace")
-        found = objects.by_name(call.tx, workspace=owner.id, kind="endpoint", name=name)
+        found = self.gate.named(call, "endpoint", name, workspace=owner)
         new = found is None
         zone_name = self.gate.zones.named(zone).name
         target = found or call.create("endpoint", name, workspace=owner, zone=zone_name)
         version = call.object("model")
+        call.event_data |= {"endpoint": name, "version": version.name}
         routes = validation.served_routes([Route(version=version.name)], [version])
         kept = None if new else store.endpoint_record(call.tx, target)
         self._put(call, target, routes, [version], lookup=lookup, scoring=scoring, before=kept)
@@ -109,7 +119,10 @@ class Endpoints:
 
     @operation("endpoints.route", resource="endpoint")
     def route(self, endpoint: EndpointRef, *, routes: Routes) -> DeployedEndpoint:
-        """Split the requests of an endpoint among versions of its model, by weight."""
+        """Split the requests of an endpoint among versions of its model, by weight.
+
+        A protected endpoint serves only versions that were approved for its alias, whatever their weight.
+        """
         call = current_call()
         target = call.object("endpoint")
         validation.require_routes(routes)
@@ -118,6 +131,29 @@ class Endpoints:
         found = validation.resolve_versions(call, routes, model=before.model, served=served_now)
         served = validation.served_routes(routes, found)
         self._put(call, target, served, found, lookup=None, scoring=None, before=before)
+        return self._record(call, target.id)
+
+    @operation("endpoints.protect", resource="endpoint", allow=Role.ADMIN)
+    def protect(
+        self, endpoint: EndpointRef, *, alias: AliasName = "champion", independent: bool = False
+    ) -> DeployedEndpoint:
+        """Protect an endpoint: from now on it serves only versions that someone else has approved for an alias.
+
+        independent: count only approvals of those whom the author did not appoint, directly or through others.
+        """
+        call = current_call()
+        target = call.object("endpoint")
+        found = [objects.by_id(call.tx, route.id) for route in store.endpoint_record(call.tx, target).routes]
+        versions = [self._versions(call.tx, each) for each in found if each is not None]
+        self._protection.protect(call, target, alias, versions, independent=independent)
+        return self._record(call, target.id)
+
+    @operation("endpoints.unprotect", resource="endpoint", allow=Role.APPROVER, confirm=True)
+    def unprotect(self, endpoint: EndpointRef) -> DeployedEndpoint:
+        """Release an endpoint: it serves any version again. Undo: endpoints.protect."""
+        call = current_call()
+        target = call.object("endpoint")
+        self._protection.release(call, target)
         return self._record(call, target.id)
 
     @operation("endpoints.list", resource="workspace", mode=Mode.READ)
@@ -129,7 +165,7 @@ class Endpoints:
         return list_page(
             self.gate,
             ["endpoint"],
-            lambda found: self._record(call, found.id),
+            lambda page: [self._record(call, found.id) for found in page],
             after=after,
             limit=limit,
             workspace=call.object("workspace").id,
@@ -143,9 +179,12 @@ class Endpoints:
 
     @operation("endpoints.remove", resource="endpoint", confirm=True)
     def remove(self, endpoint: EndpointRef) -> DeployedEndpoint:
-        """Remove an endpoint; its logged predictions stay."""
+        """Remove an endpoint; its logged predictions stay. A protected one is removed by an administrator."""
         call = current_call()
         removed = self._record(call, call.object("endpoint").id)
+        if removed.protected is not None:
+            self._require_governor(call, call.object("endpoint"), "remove it")
+        self._protection.bind(call, call.object("endpoint"), [route.id for route in removed.routes])
         objects.delete(call.tx, removed.id, at=call.now)
         store.advance(call.tx)
         return removed
@@ -157,6 +196,26 @@ class Endpoints:
         record = store.endpoint_record(call.tx, call.object("endpoint"))
         versions = store.stats(call.tx, record.id, since=since)
         return EndpointStats(endpoint=record.name, since=since, scoring=record.scoring, versions=versions)
+
+    @operation("endpoints.observations", resource="endpoint", mode=Mode.READ)
+    def observations(
+        self, endpoint: EndpointRef, *, after: ObservationNumber = 0, limit: PageSize = 100
+    ) -> EndpointObservations:
+        """List requests and scores of versions that answer side by side, in the order in which they were stored.
+
+        They are kept from the change of the routes that divides the requests to the next change.
+        """
+        call = current_call()
+        record = store.endpoint_record(call.tx, call.object("endpoint"))
+        found = store.observations_after(call.tx, record.id, after, limit=limit)
+        following = found[-1].number if len(found) == limit else None
+        return EndpointObservations(
+            endpoint=record.name,
+            since=record.changed_at,
+            scoring=record.scoring,
+            items=tuple(found),
+            next=following,
+        )
 
     @operation("endpoints.infer", resource="endpoint", mode=Mode.HOT)
     def infer(
@@ -179,7 +238,7 @@ class Endpoints:
         call = current_call()
         return score_labels(self.gate, call, self._prediction_log, call.object("endpoint"), predictions)
 
-    @operation("endpoints.prediction", resource="predictions", mode=Mode.FREE)
+    @operation("endpoints.prediction", resource="predictions", mode=Mode.FREE, exports=True)
     def prediction(self, prediction: PredictionRef) -> PredictionRecord:
         """Show one logged prediction: its caller, version, inputs and outputs."""
         return self._prediction_log.prediction(current_call().object("prediction"), prediction)
@@ -237,6 +296,7 @@ class Endpoints:
         """Validate and store `routes`; lookup and scoring stay as in `before` unless given."""
         zone = self.gate.zones.named(target.zone)
         versions = validation.require_servable(self.gate, call, found, zone, opened=self._versions)
+        self._protection.require(call, target, versions, routes=routes, before=before)
         flowing = [] if before is None else [*found]  # a new endpoint has edges from its inputs already
         if lookup is not None:
             workspace = objects.by_id(call.tx, target.workspace)
@@ -247,7 +307,9 @@ class Endpoints:
                 workspace=workspace.name if workspace else DEFAULT_WORKSPACE,
                 opened=self._views,
             )
-            self.gate.zones.require(call.tx, views, zone, seen=lambda _found: True)
+            seen = partial(self.gate.authorizer.sees, call.tx, call.caller)
+            self.gate.zones.require(call.tx, views, zone, seen=seen)
+            self._require_lookup_may_change(call, target, lookup, before)
             flowing += views
         elif before is not None:
             lookup = before.lookup
@@ -257,6 +319,27 @@ class Endpoints:
         store.put_endpoint(call, target.id, model=model, routes=routes, lookup=lookup, scoring=scoring)
         if flowing:
             graph.flow(call, flowing, target)
+        labelled = objects.by_id(call.tx, target.id) or target
+        self._protection.require_by_policy(call, labelled, versions, routes=routes, before=before)
+
+    def _require_lookup_may_change(
+        self, call: Call, target: StoredObject, lookup: Lookup, before: DeployedEndpoint | None
+    ) -> None:
+        """Raise Denied if the endpoint is protected and would get other inputs: they decide on its answers, too."""
+        if before is None or validation.is_same_lookup(lookup, before.lookup):
+            return
+        served = [route.id for route in before.routes]
+        if self._protection.alias_of(call, target, served) is not None:
+            self._require_governor(call, target, "change its lookup")
+
+    def _require_governor(self, call: Call, target: StoredObject, doing: str) -> None:
+        """Raise Denied unless the caller may protect or release the endpoint."""
+        actions = "endpoints.protect", "endpoints.unprotect"
+        if not any(self.gate.visible([target], action=action) for action in actions):
+            raise Denied(
+                f"endpoint {target.name} is protected: an administrator of its workspace can {doing}",
+                details={"rule": "serving.protected", "needs": "admin"},
+            )
 
     def _record(self, call: Call, ident: str) -> DeployedEndpoint:
         found = objects.by_id(call.tx, ident)
@@ -265,7 +348,10 @@ class Endpoints:
         workspace = objects.by_id(call.tx, found.workspace)
         address = self._server.url()
         path = None if address is None else f"{address}/v2/models/{endpoint_path(workspace, found.name)}"
-        return store.endpoint_record(call.tx, found, url=path)
+        record = store.endpoint_record(call.tx, found, url=path)
+        alias = self._protection.alias_of(call, found, [route.id for route in record.routes])
+        problem = None if address else self._server.problem()
+        return record.model_copy(update={"protected": alias, "problem": problem})
 
 
 def endpoint_path(workspace: StoredObject | None, name: str) -> str:
@@ -293,10 +379,17 @@ def _request_inference(
     path = endpoint if version is None else f"{endpoint}/versions/{version}"
     body = to_json({"id": request, "inputs": [each.model_dump(mode="json") for each in inputs]})
     response = from_json(server.infer(f"/v2/models/{path}/infer", caller, body))
+    parameters = response.get("parameters", {})
     return InferenceResult(
         model_name=response["model_name"],
         model_version=response["model_version"],
         id=response.get("id", ""),
-        prediction=response.get("parameters", {}).get("prediction") or response.get("id"),
-        outputs=tuple(InferOutput.model_validate(each) for each in response["outputs"]),
+        prediction=parameters.get("prediction") or response.get("id"),
+        outputs=tuple(_output(**each) for each in response["outputs"]),
+        missing=from_json(parameters.get("missing_features", "[]")),
+        missing_rows=parameters.get("missing_rows", 0),
     )
+
+
+def _output(*, parameters: Mapping[str, int] | None = None, **fields: Any) -> InferOutput:
+    return InferOutput(**fields, not_finite=(parameters or {}).get("not_finite", 0))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
+from itertools import islice
 from math import prod
 from typing import Any, Protocol, TypeVar
 
@@ -12,6 +14,10 @@ from falaj.errors import Fault, InvalidInput, shorten
 from falaj.records.serving import DYNAMIC, Datatype, ServedModel, Tensor
 
 Array = npt.NDArray[Any]
+
+
+MAX_FAULTS = 50
+"""Faults of a request that are listed."""
 
 
 class RequestTensor(Protocol):
@@ -44,7 +50,7 @@ class Signature:
     def take(self, given: Sequence[G], read: Reader[G]) -> list[Array]:
         """Return the request's arrays in the model's order. Raise InvalidInput with all faults."""
         arrays = self._blank.copy()
-        for tensor in given:
+        for tensor in given if len(given) == len(arrays) else ():
             slot = self._slots.get(tensor.name)
             if slot is None:
                 break
@@ -66,15 +72,14 @@ class Signature:
         return taken
 
     def _refusal(self, given: Sequence[G], read: Reader[G]) -> InvalidInput:
-        faults = [fault for tensor in given if (fault := self._fault(tensor, read)) is not None]
-        names = [tensor.name for tensor in given]
-        faults += [
-            _fault(name, "a duplicate", "each input once") for name in self._slots if names.count(name) > 1
-        ]
+        wrong = (fault for tensor in given if (fault := self._fault(tensor, read)) is not None)
+        faults = list(islice(wrong, MAX_FAULTS))
+        times = Counter(tensor.name for tensor in given)
+        faults += [_fault(name, "a duplicate", "each input once") for name in self._slots if times[name] > 1]
         faults += [
             _fault(name, "nothing", f"{tensor.datatype} {list(tensor.shape)}")
             for name, (_, tensor, _) in self._slots.items()
-            if name not in names
+            if name not in times
         ]
         return invalid_request(faults)
 
@@ -108,7 +113,8 @@ def shape_fits(shape: Sequence[int], allowed: Sequence[int]) -> bool:
 
 
 def invalid_request(faults: Sequence[Fault]) -> InvalidInput:
-    """Return one error with all faults of a request on one line."""
+    """Return one error with the faults of a request on one line, up to a number."""
+    faults = faults[:MAX_FAULTS]
     words = "; ".join(f"{fault.where}: given {fault.given}, allowed {fault.allowed}" for fault in faults)
     return InvalidInput(words, faults=faults)
 

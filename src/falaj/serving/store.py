@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -19,6 +19,7 @@ from falaj.records.serving import (
     DeployedEndpoint,
     LoadProblem,
     Lookup,
+    Observation,
     PredictionBatch,
     Route,
     ScoringRule,
@@ -26,11 +27,14 @@ from falaj.records.serving import (
     VersionCounts,
     VersionStats,
 )
-from falaj.serving.scores import percentile_ms
-from falaj.serving.tables import batches, counts, endpoints, labels, problems
+from falaj.serving.scores import percentile_ms, slow_bound_s, slower_than
+from falaj.serving.tables import batches, counts, endpoints, labels, observations, problems, protections
 
 SLICE = 900
 """Values per IN list: below the limit of every supported database."""
+
+KEPT_OBSERVATIONS = 1_000_000
+"""Observations of an endpoint that stays divided; at one report every five seconds, those of 58 days."""
 
 _REVISION = "SELECT revision FROM serving_revision WHERE id = 1"
 _ADVANCE = (
@@ -75,11 +79,28 @@ def put_endpoint(
         call.tx.execute(insert(endpoints), {"id": ident, **values})
     else:
         call.tx.execute(update(endpoints).where(endpoints.c.id == ident).values(**values))
+        call.tx.execute(delete(observations).where(observations.c.endpoint == ident))
     advance(call.tx)
 
 
 def endpoint_row(tx: Transaction, ident: str) -> RowMapping | None:
     return tx.execute(select(endpoints).where(endpoints.c.id == ident)).mappings().first()
+
+
+def protection(tx: Transaction, found: StoredObject) -> RowMapping | None:
+    """Return the row that says whether the endpoint is protected; without an alias it was released."""
+    return tx.execute(select(protections).where(*_named(found))).mappings().first()
+
+
+def set_protection(call: Call, found: StoredObject, alias: str | None, *, independent: bool) -> None:
+    """Protect an endpoint by the approvals for `alias`, or release it."""
+    values = {"alias": alias, "independent": independent, "by": call.caller.id, "at": call.now}
+    if call.tx.execute(update(protections).where(*_named(found)).values(**values)).rowcount == 0:
+        call.tx.execute(insert(protections), {"workspace": found.workspace, "name": found.name, **values})
+
+
+def _named(found: StoredObject) -> tuple[Any, ...]:
+    return protections.c.workspace == found.workspace, protections.c.name == found.name
 
 
 def endpoint_record(tx: Transaction, found: StoredObject, *, url: str | None = None) -> DeployedEndpoint:
@@ -139,6 +160,9 @@ def set_problems(tx: Transaction, endpoint: str, found: Sequence[LoadProblem], *
 
 def add_counts(tx: Transaction, endpoint: str, found: Sequence[VersionCounts], *, now: datetime) -> None:
     """Add counts to the minute of `now`, or to the part of it since the routes changed."""
+    requests = [each for each in found if each.requests]
+    if requests and divided_since(tx, endpoint) is not None:
+        observe(tx, endpoint, now=now, requests=requests)
     minute = _begin(tx, endpoint, now)
     for each in found:
         same = counts.c.endpoint == endpoint, counts.c.version == each.version, counts.c.at == minute
@@ -177,30 +201,74 @@ def stats(tx: Transaction, endpoint: str, *, since: datetime | None) -> tuple[Ve
 
 def _version_stats(version: str, rows: Sequence[RowMapping], scored: dict[str, Any]) -> VersionStats:
     latency = _summed([row["latency"] for row in rows])
+    slow_s = slow_bound_s(latency)
     sums = {name: sum(row[name] for row in rows) for name in ("requests", "errors", "rows")}
     return VersionStats(
         version=version,
         p50_ms=percentile_ms(latency, 0.5),
         p99_ms=percentile_ms(latency, 0.99),
+        slow_ms=None if slow_s is None else 1000 * slow_s,
+        slow_share=None if slow_s is None else slower_than(latency, slow_s) / sum(latency),
         **sums,
         **scored,
     )
 
 
 def _scored(tx: Transaction, endpoint: str, since: datetime | None) -> dict[str, dict[str, Any]]:
-    """Return the number of labels of each version, and the mean and variance of their scores."""
+    """Return the number of scored labels of each version, of those without a score, and the mean and variance."""
     of_it = [labels.c.endpoint == endpoint]
     if since is not None:
         of_it.append(labels.c.predicted_at >= since)
-    means = select(labels.c.version, func.count(), func.avg(labels.c.score)).where(*of_it)
+    score = labels.c.score
+    means = select(labels.c.version, func.count(), func.count(score), func.avg(score)).where(*of_it)
     found: dict[str, dict[str, Any]] = {}
-    for version, number, mean in tx.execute(means.group_by(labels.c.version)):
-        apart = labels.c.score - float(mean)
-        squares = select(func.sum(apart * apart)).where(*of_it, labels.c.version == version)
-        total = float(tx.execute(squares).scalar_one())
-        variance = total / (number - 1) if number > 1 else None
-        found[version] = {"labelled": number, "score_mean": float(mean), "score_variance": variance}
+    for version, every, number, mean in tx.execute(means.group_by(labels.c.version)):
+        found[version] = {"labelled": number, "unscored": every - number}
+        if number:
+            apart = score - float(mean)
+            squares = select(func.sum(apart * apart)).where(*of_it, labels.c.version == version)
+            total = float(tx.execute(squares).scalar_one())
+            variance = total / (number - 1) if number > 1 else None
+            found[version] |= {"score_mean": float(mean), "score_variance": variance}
     return found
+
+
+def divided_since(tx: Transaction, endpoint: str) -> datetime | None:
+    """Lock an endpoint, and return since when several versions have a share of its requests; None if one has all."""
+    row = tx.execute(select(endpoints).where(endpoints.c.id == endpoint).with_for_update()).mappings().first()
+    if row is None or sum(route["weight"] > 0 for route in row["routes"]) < 2:
+        return None
+    since: datetime = row["changed_at"]
+    return since
+
+
+def observe(
+    tx: Transaction,
+    endpoint: str,
+    *,
+    now: datetime,
+    requests: Sequence[VersionCounts] = (),
+    scores: Mapping[str, Sequence[float]] | None = None,
+) -> None:
+    """Append what came in together. The caller has locked the endpoint, so numbers grow in the order of commits."""
+    of_it = observations.c.endpoint == endpoint
+    number = (tx.execute(select(func.max(observations.c.number)).where(of_it)).scalar_one() or 0) + 1
+    tx.execute(delete(observations).where(of_it, observations.c.number <= number - KEPT_OBSERVATIONS))
+    row = {
+        "endpoint": endpoint,
+        "number": number,
+        "at": now,
+        "requests": [each.model_dump(mode="json") for each in requests],
+        "scores": dict(scores or {}),
+    }
+    tx.execute(insert(observations), row)
+
+
+def observations_after(tx: Transaction, endpoint: str, after: int, *, limit: int) -> list[Observation]:
+    """Return the observations since the routes changed, from the one that follows number `after`."""
+    query = select(observations).where(observations.c.endpoint == endpoint, observations.c.number > after)
+    rows = tx.execute(query.order_by(observations.c.number).limit(limit)).mappings()
+    return [Observation.model_validate({key: row[key] for key in Observation.model_fields}) for row in rows]
 
 
 def _summed(lists: Sequence[Sequence[int]]) -> list[int]:
@@ -243,12 +311,13 @@ def batch_row(tx: Transaction, ident: str) -> RowMapping | None:
     return tx.execute(query.where(batches.c.id == ident)).mappings().first()
 
 
-def put_labels(tx: Transaction, rows: Sequence[dict[str, Any]]) -> int:
-    """Store labels, replacing earlier ones of the same predictions; return how many were replaced."""
-    replaced = 0
+def put_labels(tx: Transaction, rows: Sequence[dict[str, Any]]) -> set[str]:
+    """Store labels, replacing earlier ones of the same predictions; return the predictions that had one."""
+    replaced: set[str] = set()
     for start in range(0, len(rows), SLICE):
         idents = [row["prediction"] for row in rows[start : start + SLICE]]
-        replaced += tx.execute(delete(labels).where(labels.c.prediction.in_(idents))).rowcount
+        earlier = delete(labels).where(labels.c.prediction.in_(idents)).returning(labels.c.prediction)
+        replaced.update(tx.execute(earlier).scalars())
     if rows:
         tx.execute(insert(labels), list(rows))
     return replaced

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, Column, Double, ForeignKey, Index, Integer, Table, Text
+from sqlalchemy import BigInteger, Boolean, Column, Double, ForeignKey, Index, Integer, Table, Text
 
 from falaj.governance.tables import object_key
-from falaj.ports.metadata import METADATA, JsonText, UtcTime
+from falaj.ports.metadata import METADATA, UNRECORDED, JsonText, UtcTime
 
 
 def _endpoint_key() -> Column[str]:
@@ -17,6 +17,7 @@ revision = Table(  # one row; it grows with every change of an endpoint, and ser
     METADATA,
     Column("id", Integer, primary_key=True, autoincrement=False),
     Column("revision", BigInteger, nullable=False),
+    info=UNRECORDED,
 )
 
 endpoints = Table(
@@ -31,6 +32,17 @@ endpoints = Table(
     Column("changed_at", UtcTime, nullable=False),
 )
 
+protections = Table(  # by name, so that an endpoint that is removed and made again is protected as before
+    "serving_protections",
+    METADATA,
+    Column("workspace", Text, ForeignKey("governance_objects.id"), primary_key=True),
+    Column("name", Text, primary_key=True),
+    Column("alias", Text),
+    Column("independent", Boolean, nullable=False),
+    Column("by", Text, ForeignKey("governance_objects.id"), nullable=False),
+    Column("at", UtcTime, nullable=False),
+)
+
 problems = Table(  # versions that the model server could not load
     "serving_problems",
     METADATA,
@@ -38,6 +50,7 @@ problems = Table(  # versions that the model server could not load
     Column("version", Text, primary_key=True),
     Column("problem", Text, nullable=False),
     Column("at", UtcTime, nullable=False),
+    info=UNRECORDED,
 )
 
 counts = Table(  # requests of a version in the minute that begins at `at`
@@ -51,6 +64,20 @@ counts = Table(  # requests of a version in the minute that begins at `at`
     Column("rows", BigInteger, nullable=False),
     Column("lost", BigInteger, nullable=False),
     Column("latency", JsonText, nullable=False),
+    info=UNRECORDED,
+)
+
+observations = (
+    Table(  # what came in since the routes changed, while several versions have a share; never changed
+        "serving_observations",
+        METADATA,
+        _endpoint_key(),
+        Column("number", BigInteger, primary_key=True, autoincrement=False),
+        Column("at", UtcTime, nullable=False),
+        Column("requests", JsonText, nullable=False),
+        Column("scores", JsonText, nullable=False),
+        info=UNRECORDED,
+    )
 )
 
 batches = Table(
@@ -71,6 +98,7 @@ labels = Table(
     Column("version", Text, nullable=False),
     Column("predicted_at", UtcTime, nullable=False),
     Column("value", Double, nullable=False),
-    Column("score", Double, nullable=False),
+    Column("score", Double),  # none if what was predicted is not a finite number
     Index("serving_labels_version", "endpoint", "version", "predicted_at"),
+    info=UNRECORDED,
 )

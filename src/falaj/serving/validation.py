@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from falaj.errors import Denied, Fault, InvalidInput, KeyUnavailable, ResidencyDenied
+from falaj.errors import Fault, InvalidInput, KeyUnavailable, ResidencyDenied
 from falaj.governance import objects
 from falaj.governance.encryption.keyring import has_living_key
 from falaj.governance.operations.call import Call
@@ -15,7 +15,7 @@ from falaj.records.features import ColumnType
 from falaj.records.governance.objects import StoredObject
 from falaj.records.governance.residency import Zone
 from falaj.records.registry import FileFormat, ModelVersion
-from falaj.records.serving import DeployedEndpoint, Lookup, Route, ServedRoute, ViewLookup
+from falaj.records.serving import Datatype, DeployedEndpoint, Lookup, Route, ServedRoute, ViewLookup
 from falaj.serving.dependencies import LoadVersion, LoadView
 from falaj.serving.lookups import require_lookup_fits_version
 
@@ -31,21 +31,12 @@ def require_name(name: str) -> None:
         )
 
 
-def require_permission(gate: Gate, call: Call, action: str, found: StoredObject) -> None:
-    """Raise Denied unless the caller may do `action` on `found`, or NotFound if it may not see it."""
-    decision = gate.authorizer.decide(call.tx, call.caller, action, found)
-    if not decision.allowed:
-        if not gate.authorizer.sees(call.tx, call.caller, found):
-            raise objects.unknown(found.name, found.kind)
-        raise Denied(f"{call.caller.name} may not {action} on {found.address}: {decision.reason}")
-
-
 def require_servable(
     gate: Gate, call: Call, found: Sequence[StoredObject], zone: Zone, *, opened: LoadVersion
 ) -> list[ModelVersion]:
     """Return the versions `found`. Raise unless each may be served in `zone`."""
     for each in found:
-        require_permission(gate, call, "models.read", each)
+        gate.require(call, "models.read", each)
     gate.zones.require(call.tx, found, zone, seen=partial(gate.authorizer.sees, call.tx, call.caller))
     versions = [opened(call.tx, each) for each in found]
     faults = [fault for version in versions if (fault := _format_fault(version)) is not None]
@@ -57,15 +48,20 @@ def require_servable(
 def require_still_servable(
     gate: Gate, tx: Transaction, version: StoredObject, served: DeployedEndpoint
 ) -> None:
-    """Raise if a deployed version, or a view that it looks up, may no longer lie in the endpoint's zone or lost its
-    key."""
-    zone = gate.zones.named(served.zone or None)
+    """Raise if a deployed version, or a view that it looks up, lost its key, or may no longer lie in the endpoint's
+    zone or on this machine."""
+    zone, here = gate.zones.named(served.zone or None), gate.zones.here
     looked_up = () if served.lookup is None else served.lookup.views
     views = [objects.by_id(tx, view.view) for view in looked_up]
     for each in [version, *(view for view in views if view is not None)]:
         if not each.label.permits(zone.jurisdiction):
             raise ResidencyDenied(
                 f"{each.name} may no longer lie in zone {zone.name} ({zone.jurisdiction}): its label has changed"
+            )
+        if not each.label.permits(here.jurisdiction):
+            raise ResidencyDenied(
+                f"{each.name} is labelled {each.label.describe()}, and this machine is in zone {here.name}; set "
+                "node.zone in falaj.toml, or serve it elsewhere"
             )
         if not has_living_key(tx, each.workspace):
             raise KeyUnavailable(f"the key of {each.name} was destroyed")
@@ -91,9 +87,8 @@ def resolve_versions(
     found, faults = [], []
     for route in routes:
         name, _, number = route.version.rpartition("@")
-        version = objects.by_name(
-            call.tx, workspace=served.workspace, kind="model_version", name=f"{name or model}@{number}"
-        )
+        place = {"workspace": served.workspace, "kind": "model_version", "name": f"{name or model}@{number}"}
+        version = objects.by_name(call.tx, **place) or objects.by_alias(call.tx, **place)
         if version is None or (name and name != model):
             allowed = f"a version of {model}; to serve another model, deploy it under another name"
             faults.append(Fault(where="routes.version", given=route.version, allowed=allowed))
@@ -101,7 +96,14 @@ def resolve_versions(
             found.append(version)
     if faults:
         raise InvalidInput("a route names an unknown version", faults=faults)
+    _require_once([version.name.rpartition("@")[2] for version in found])
     return found
+
+
+def _require_once(numbers: Sequence[str]) -> None:
+    duplicates = sorted({number for number in numbers if numbers.count(number) > 1})
+    if duplicates:
+        raise InvalidInput.at("routes", given=f"{', '.join(duplicates)} twice", allowed="each version once")
 
 
 def served_routes(routes: Sequence[Route], versions: Sequence[StoredObject]) -> tuple[ServedRoute, ...]:
@@ -113,10 +115,7 @@ def served_routes(routes: Sequence[Route], versions: Sequence[StoredObject]) -> 
 
 
 def require_routes(routes: Sequence[Route]) -> None:
-    numbers = [route.version.rpartition("@")[2] for route in routes]
-    duplicates = sorted({number for number in numbers if numbers.count(number) > 1})
-    if duplicates:
-        raise InvalidInput.at("routes", given=f"{', '.join(duplicates)} twice", allowed="each version once")
+    _require_once([route.version.rpartition("@")[2] for route in routes])
     if not any(route.weight for route in routes):
         raise InvalidInput.at("routes", given="no weight above 0", allowed="at least one above 0")
 
@@ -129,7 +128,7 @@ def resolve_lookup(
     faults: list[Fault] = []
     views = []
     for given, view in zip(lookup.views, found, strict=True):
-        require_permission(gate, call, "features.read", view)
+        gate.require(call, "features.read", view, reference=given.view)
         views.append(_resolved_view(call, given, view, opened, faults))
     names = [view.name for view in views]
     faults += [
@@ -139,6 +138,16 @@ def resolve_lookup(
     if faults:
         raise InvalidInput("the lookup is not valid", faults=faults)
     return lookup.model_copy(update={"views": tuple(views)}), found
+
+
+def is_same_lookup(one: Lookup, other: Lookup | None) -> bool:
+    """Tell whether two lookups are the same, whatever features their views have meanwhile."""
+
+    def plain(lookup: Lookup) -> Lookup:
+        views = tuple(view.model_copy(update={"features": ()}) for view in lookup.views)
+        return lookup.model_copy(update={"views": views})
+
+    return other is not None and plain(one) == plain(other)
 
 
 def _resolved_view(
@@ -159,7 +168,10 @@ def _resolved_view(
     numeric = tuple(each.name for each in stored.definition.features if each.type in NUMERIC)
     if not numeric:
         faults.append(Fault(where=where, given="no numeric feature", allowed="numeric features"))
-    return ViewLookup(view=view.id, name=given.name or view.name, keys=keys, features=numeric)
+    types = tuple(Datatype.INT64 if key.type is ColumnType.INTEGER else Datatype.BYTES for key in stored.keys)
+    return ViewLookup(
+        view=view.id, name=given.name or view.name, keys=keys, features=numeric, key_types=types
+    )
 
 
 def require_lookup_fits(lookup: Lookup | None, versions: Sequence[ModelVersion]) -> None:

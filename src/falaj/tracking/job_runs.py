@@ -54,6 +54,11 @@ class JobRuns:
                 new = Artifact(path=path, blob=blob.id, size_bytes=blob.size_bytes, attached_at=call.now)
                 store.add_artifact(call.tx, run, new)
 
+    def tag(self, call: Call, run: ObjectId, tags: Mapping[str, str]) -> None:
+        """Set tags of a run; existing ones are replaced."""
+        if store.lock(call.tx, run) is not None:
+            store.put_values(call.tx, tags_table, run, tags)
+
     def end(self, call: Call, run: ObjectId, *, status: Outcome) -> None:
         """End a run, unless it has ended."""
         before = store.lock(call.tx, run)

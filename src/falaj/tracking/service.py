@@ -16,6 +16,7 @@ from falaj.governance.lineage import graph
 from falaj.governance.operations.call import Call, current_call
 from falaj.governance.operations.gate import Gate
 from falaj.governance.operations.operation import ArrowStream, Mode, operation
+from falaj.governance.operations.pagination import visible_page
 from falaj.ports.metadata import Database, Transaction
 from falaj.records.governance.identity import Role
 from falaj.records.governance.objects import Cursor, Page, PageSize, StoredObject
@@ -95,18 +96,17 @@ class Runs:
     ) -> Page[Run]:
         """List the runs of an experiment that meet every condition, newest first."""
         tx, target = current_call().tx, current_call().target
-        seen: dict[ObjectId, Run] = {}
-        while len(seen) <= limit:
-            batch = store.matching(
-                tx, target.id, status=status, conditions=where, before=after, limit=limit + 1
-            )
-            visible = {found.id for found in self.gate.visible([found for found, _ in batch])}
-            seen |= {run.id: run for _, run in batch if run.id in visible}
-            if len(batch) <= limit:
-                break
-            after = batch[-1][0].id
-        shown = tuple(seen.values())[:limit]
-        return Page(items=shown, next=shown[-1].id if len(seen) > limit else None)
+        page = visible_page(
+            self.gate,
+            lambda visible, position, count: store.matching(
+                tx, target.id, [*visible], status=status, conditions=where, before=position, limit=count
+            ),
+            after=after,
+            limit=limit,
+            kinds=["run"],
+            workspace=target.workspace,
+        )
+        return Page(items=tuple(store.listed_run(*each) for each in page.items), next=page.next)
 
     @operation("runs.log_params", resource="run")
     def log_params(self, run: RunRef, params: Params) -> LogResult:
@@ -196,14 +196,12 @@ class Runs:
 
     def _experiment(self, call: Call, name: str, *, home: StoredObject) -> StoredObject:
         """Return the experiment of that name. It is not created by `call.create`: the run's sources are not its own."""
-        find = partial(objects.by_name, call.tx, workspace=home.id, kind="experiment", name=name)
+        find = partial(self.gate.named, call, "experiment", name, workspace=home)
         found = find()
         if found is None:
             store.lock_names(call.tx, home.id)
             found = find()  # another call may have created it meanwhile
         if found is not None:
-            if not self.gate.visible([found]):
-                raise objects.unknown(name, "experiment")
             return found
         new = StoredObject(
             id=new_id("experiment"),

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple, TypeVar
 
-from sqlalchemy import ColumnElement, RowMapping, Table, bindparam, delete, exists, insert, select, update
+from sqlalchemy import ColumnElement, RowMapping, Table, bindparam, exists, insert, select, update
 
-from falaj.governance.objects import stored_object
+from falaj.governance.objects import LISTED, RowsByIds, stored_object
 from falaj.governance.tables import objects
-from falaj.ports.metadata import Transaction, from_micros
+from falaj.ports.metadata import Prepared, Transaction, from_micros
 from falaj.records.governance.objects import StoredObject
 from falaj.records.names import ObjectId
 from falaj.records.tracking import Artifact, Metric, MetricPoint, Param, Run, RunDetails, RunStatus, Tag
@@ -35,15 +35,24 @@ _HISTORY = (
     "ORDER BY step, at, value, is_nan LIMIT ?"
 )
 
-_run = select(runs).where(runs.c.id == bindparam("run"))
+_run = Prepared(select(runs).where(runs.c.id == bindparam("run")))
+_values = {
+    table: Prepared(select(table).where(table.c.run == bindparam("run")).order_by(table.c.key))
+    for table in (params, tags)
+}
+_artifacts = Prepared(select(artifacts).where(artifacts.c.run == bindparam("run")).order_by(artifacts.c.path))
+_summaries = Prepared(select(series).where(series.c.run == bindparam("run")).order_by(series.c.key))
+_status_of = Prepared(select(runs.c.status).where(runs.c.id == bindparam("run")).with_for_update())
 _listed = select(
-    objects, runs.c.experiment, runs.c.name.label("run_name"), runs.c.status, runs.c.ended_at
+    *LISTED, runs.c.experiment, runs.c.name.label("run_name"), runs.c.status, runs.c.ended_at
 ).join(runs, runs.c.id == objects.c.id)
-_status = select(runs.c.status).where(runs.c.id == bindparam("run")).with_for_update()
-_series = select(series).where(
-    series.c.run == bindparam("run"), series.c.key.in_(bindparam("keys", expanding=True))
+_newest = Prepared(
+    _listed.where(runs.c.experiment == bindparam("experiment"), objects.c.deleted_at.is_(None))
+    .order_by(runs.c.id.desc())
+    .limit(bindparam("limit"))
 )
-_renew_series = update(series).where(series.c.id == bindparam("ident"))
+_after = Prepared(_newest.query.where(runs.c.id < bindparam("before")))
+_series = RowsByIds(select(series).where(series.c.run == bindparam("run")), series.c.key)
 _new_series = insert(series).returning(series.c.id, series.c.key)
 
 
@@ -60,8 +69,8 @@ class LoggedBatch(NamedTuple):
 
 def lock(tx: Transaction, run: ObjectId) -> RunStatus | None:
     """Return the status of a run, locked until the transaction ends, or None if there is no such run."""
-    status = tx.execute(_status, {"run": run}).scalar()
-    return None if status is None else RunStatus(status)
+    rows = tx.fetch(_status_of, {"run": run})
+    return RunStatus(rows[0]["status"]) if rows else None
 
 
 def lock_names(tx: Transaction, workspace: ObjectId) -> None:
@@ -77,7 +86,7 @@ def create_run(tx: Transaction, new: StoredObject, *, experiment: ObjectId, name
         "status": RunStatus.RUNNING,
         "ended_at": None,
     }
-    tx.execute(insert(runs), row)
+    tx.insert(runs, row)
     return _run_record(new, row, name=name or new.id)
 
 
@@ -86,40 +95,46 @@ def end_run(tx: Transaction, run: ObjectId, *, status: str, now: datetime) -> No
 
 
 def run_record(tx: Transaction, found: StoredObject) -> Run:
-    row = tx.execute(_run, {"run": found.id}).mappings().one()
+    (row,) = tx.fetch(_run, {"run": found.id})
     return _run_record(found, row, name=row["name"])
 
 
 def details(tx: Transaction, found: StoredObject) -> RunDetails:
-    attached = select(artifacts).where(artifacts.c.run == found.id).order_by(artifacts.c.path)
     return RunDetails(
         run=run_record(tx, found),
         params=tuple(Param(key=key, value=value) for key, value in values_of(tx, params, found.id).items()),
         tags=tuple(Tag(key=key, value=value) for key, value in values_of(tx, tags, found.id).items()),
         metrics=tuple(summaries(tx, found.id)),
-        artifacts=tuple(artifact_record(row) for row in tx.execute(attached).mappings()),
+        artifacts=tuple(artifact_record(row) for row in tx.fetch(_artifacts, {"run": found.id})),
     )
 
 
 def matching(
     tx: Transaction,
     experiment: ObjectId,
+    visible: Sequence[ColumnElement[bool]],
     *,
     status: RunStatus | None,
     conditions: Sequence[str],
     before: str,
     limit: int,
-) -> list[tuple[StoredObject, Run]]:
-    """Return the runs of an experiment that meet every condition, newest first, after the cursor `before`."""
+) -> list[tuple[StoredObject, Any]]:
+    """Return the runs of an experiment that meet every condition, newest first, before the one with the id `before`."""
+    if not conditions and status is None and not visible:
+        given = {"experiment": experiment, "before": before, "limit": limit}
+        return [(stored_object(row), row) for row in tx.fetch(_after if before else _newest, given)]
     met = map(_clause, conditions)
-    query = _listed.where(runs.c.experiment == experiment, objects.c.deleted_at.is_(None), *met)
+    query = _listed.where(runs.c.experiment == experiment, objects.c.deleted_at.is_(None), *visible, *met)
     if status is not None:
         query = query.where(runs.c.status == status)
     if before:
         query = query.where(runs.c.id < before)
     rows = tx.execute(query.order_by(runs.c.id.desc()).limit(limit)).mappings()
-    both = ((stored_object(row), row) for row in rows)
-    return [(found, _run_record(found, row, name=row["run_name"])) for found, row in both]
+    return [(stored_object(row), row) for row in rows]
+
+
+def listed_run(found: StoredObject, row: Any) -> Run:
+    return _run_record(found, row, name=row["run_name"])
 
 
 def _clause(condition: str) -> ColumnElement[bool]:
@@ -153,16 +168,17 @@ def _run_record(found: StoredObject, row: RowMapping | Mapping[str, Any], *, nam
 
 def values_of(tx: Transaction, table: Table, run: ObjectId) -> dict[str, str]:
     """Return the parameters or the tags of a run by key."""
-    query = select(table.c.key, table.c.value).where(table.c.run == run).order_by(table.c.key)
-    return {row.key: row.value for row in tx.execute(query)}
+    return {row["key"]: row["value"] for row in tx.fetch(_values[table], {"run": run})}
 
 
 def put_values(tx: Transaction, table: Table, run: ObjectId, values: Mapping[str, str]) -> None:
     """Set parameters or tags; existing ones are replaced."""
-    for keys in _slices(list(values)):
-        tx.execute(delete(table).where(table.c.run == run, table.c.key.in_(keys)))
-    if values:
-        tx.execute(insert(table), [{"run": run, "key": key, "value": value} for key, value in values.items()])
+    known = values_of(tx, table, run) if values else {}
+    for key, value in values.items():
+        if key in known:
+            tx.update(table, {"run": run, "key": key}, {"value": value})
+        else:
+            tx.insert(table, {"run": run, "key": key, "value": value})
 
 
 def artifact_at(tx: Transaction, run: ObjectId, path: str) -> Artifact | None:
@@ -175,7 +191,7 @@ def add_artifact(tx: Transaction, run: ObjectId, new: Artifact) -> None:
     tx.execute(insert(artifacts), {"run": run, **new.model_dump()})
 
 
-def artifact_record(row: RowMapping) -> Artifact:
+def artifact_record(row: RowMapping | Mapping[str, Any]) -> Artifact:
     return Artifact(
         path=row["path"], blob=row["blob"], size_bytes=row["size_bytes"], attached_at=row["attached_at"]
     )
@@ -198,7 +214,7 @@ def add_points(tx: Transaction, run: ObjectId, given: Iterable[MetricPoint], *, 
 
 
 def summaries(tx: Transaction, run: ObjectId) -> Iterator[Metric]:
-    for row in tx.execute(select(series).where(series.c.run == run).order_by(series.c.key)).mappings():
+    for row in tx.fetch(_summaries, {"run": run}):
         yield Metric(
             key=row["key"],
             points=row["points"],
@@ -240,11 +256,10 @@ def _known_series(
     tx: Transaction, run: ObjectId, keys: Sequence[str]
 ) -> dict[str, tuple[int, SeriesSummary]]:
     found: dict[str, tuple[int, SeriesSummary]] = {}
-    for some in _slices(keys):
-        for row in tx.execute(_series, {"run": run, "keys": some}).mappings():
-            last = row["last"]
-            greatest = (row["last_step"], row["last_at"], 0.0 if last is None else last, last is None)
-            found[row["key"]] = row["id"], SeriesSummary(row["points"], greatest, row["low"], row["high"])
+    for row in _series.fetch(tx, keys, run=run):
+        last = row["last"]
+        greatest = (row["last_step"], row["last_at"], 0.0 if last is None else last, last is None)
+        found[row["key"]] = row["id"], SeriesSummary(row["points"], greatest, row["low"], row["high"])
     return found
 
 
@@ -270,18 +285,15 @@ def _put_series(
     new: Mapping[str, list[Point]],
 ) -> dict[str, int]:
     """Update the summaries of the metrics that `new` adds to, and return their ids."""
-    older = [
-        {"ident": known[key][0], **_columns(extend_summary(known[key][1], found))}
-        for key, found in new.items()
-        if key in known
-    ]
+    for key, found in new.items():
+        if key in known:
+            ident, summary = known[key]
+            tx.update(series, {"id": ident}, _columns(extend_summary(summary, found)))
     first = [
         {"run": run, "key": key, **_columns(extend_summary(None, found))}
         for key, found in new.items()
         if key not in known
     ]
-    if older:
-        tx.execute(_renew_series, older)
     made = tx.execute(_new_series, first) if first else ()
     return {key: ident for key, (ident, _) in known.items()} | {key: ident for ident, key in made}
 

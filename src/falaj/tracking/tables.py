@@ -5,7 +5,7 @@ from __future__ import annotations
 from sqlalchemy import BigInteger, Boolean, Column, Double, ForeignKey, Index, Integer, Table, Text
 
 from falaj.governance.tables import object_key
-from falaj.ports.metadata import METADATA, UtcTime
+from falaj.ports.metadata import METADATA, UNRECORDED, UtcTime
 
 
 def _run_key() -> Column[str]:
@@ -52,6 +52,7 @@ series = Table(  # one metric of one run, and its summary; `last`, `low` and `hi
     Column("low", Double),
     Column("high", Double),
     Index("tracking_series_key", "run", "key", unique=True),
+    info=UNRECORDED,
 )
 
 points = (
@@ -64,6 +65,7 @@ points = (
         Column("value", Double, primary_key=True),
         Column("is_nan", Boolean, primary_key=True),
         sqlite_with_rowid=False,
+        info=UNRECORDED,
     )
 )
 
@@ -75,6 +77,7 @@ batches = Table(
     Column("digest", Text, nullable=False),
     Column("stored", BigInteger, nullable=False),
     Column("repeated", BigInteger, nullable=False),
+    info=UNRECORDED,
 )
 
 artifacts = Table(

@@ -18,12 +18,35 @@ NEVER = frozenset({Reason.TOPOLOGY, Reason.TOO_LARGE, Reason.NO_QUEUE})
 
 
 def require_admissible(
-    scheduler: Scheduler, spec: JobSpec, request: Request, nodes: Sequence[Node], queues: Sequence[Queue]
+    scheduler: Scheduler,
+    spec: JobSpec,
+    request: Request,
+    nodes: Sequence[Node],
+    queues: Sequence[Queue],
+    *,
+    can_grow: bool = False,
 ) -> None:
-    """Raise InvalidInput if the job could never run: for its resources, its memory estimate or its queue."""
+    """Raise InvalidInput if the job could never run: for its resources, its memory estimate or its queue.
+
+    Where the nodes `can_grow`, there may be as many of each kind as the job has replicas.
+    """
     require_capable_node(spec, nodes)
     require_memory(spec, nodes)
-    require_startable(scheduler, request, nodes, queues)
+    more = nodes_to_come(nodes, request.replicas) if can_grow and request.replicas > 1 else []
+    require_startable(scheduler, request, [*nodes, *more], queues)
+
+
+def nodes_to_come(nodes: Sequence[Node], count: int) -> list[Node]:
+    """Return so many more nodes of each kind that there is, as an autoscaler might add."""
+    kinds: dict[tuple[object, ...], Node] = {}
+    for node in nodes:
+        kind = node.cluster, node.pool, node.zone, node.cpus, node.memory_bytes, len(node.gpus), node.labels
+        kinds.setdefault(kind, node)
+    return [
+        node.model_copy(update={"name": f"to-come-{kind}-{number}", "cordoned": False, "others": None})
+        for kind, node in enumerate(kinds.values())
+        for number in range(count)
+    ]
 
 
 def require_capable_node(spec: JobSpec, nodes: Sequence[Node]) -> None:

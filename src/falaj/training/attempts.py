@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 from falaj.errors import Conflict
 from falaj.governance.operations.call import Call
 from falaj.records.names import ObjectId
 from falaj.records.scheduling.accounting import ResourceUsage
-from falaj.records.scheduling.snapshot import Placement, Request
+from falaj.records.scheduling.snapshot import Node, Placement, Request
 from falaj.records.tracking import Outcome
-from falaj.records.training.jobs import JobOutput, JobState, Verdict
+from falaj.records.training.jobs import JobOutput, JobSpec, JobState, Verdict
 from falaj.training import store
 from falaj.training.dependencies import Accounts, BlobSource, ExecutionBackend, TrackedRuns
+from falaj.training.memory_check import gpu_matches
 from falaj.training.moves import finish_move
 from falaj.training.queue import LONGEST_PAUSE_S, request_of
+from falaj.training.runs import IMAGE_TAG
 from falaj.training.store import JobRow
 
 FIRST_PAUSE_S = 1.0
@@ -72,17 +74,57 @@ class AttemptRecorder:
         *,
         borrows: bool,
         decided: Request | None,
+        home: str | None,
+        fence_s: int | None,
     ) -> None:
         """Record that `attempt` begins. Conflict if the job's request differs from the one that was `decided`."""
+        row = self._new_attempt(call, attempt, decided=decided, home=home, fence_s=fence_s)
+        self._start(call, row, attempt, placements, borrows=borrows, since=call.now)
+
+    def hand_over(
+        self, call: Call, attempt: int, *, decided: Request | None, home: str | None, fence_s: int | None
+    ) -> None:
+        """Record that `attempt` waits in the queue of a cluster, which decides when it runs; the job stays queued."""
+        self._new_attempt(call, attempt, decided=decided, home=home, fence_s=fence_s)
+
+    def start_handed_over(
+        self, call: Call, attempt: int, hosts: Sequence[str], *, since: datetime | None
+    ) -> None:
+        """Record that an attempt that was handed over runs on `hosts` since then. It is charged from then on."""
         row = store.lock_job(call.tx, call.target.id)
-        if row.state is not JobState.QUEUED or row.attempt + 1 != attempt:
+        if not row.handed_over or row.attempt != attempt:
+            raise Conflict(f"attempt {attempt} at job {call.target.id} was not handed over, or has started")
+        store.record_queue_change(call.tx)  # one after the other: no GPU is counted twice
+        placements = placements_on(hosts, row.spec, self.backend.nodes(), held=store.held_gpus(call.tx))
+        handed_at = store.attempt_began_at(call.tx, row.id, attempt) or call.now
+        started_at = min(
+            max(since or call.now, handed_at), call.now
+        )  # the clock of the cluster is another one
+        self._start(call, row, attempt, placements, borrows=False, since=started_at)
+
+    def _new_attempt(
+        self, call: Call, attempt: int, *, decided: Request | None, home: str | None, fence_s: int | None
+    ) -> JobRow:
+        row = store.lock_job(call.tx, call.target.id)
+        if row.state is not JobState.QUEUED or row.handed_over or row.attempt + 1 != attempt:
             raise Conflict(f"job {call.target.id} is {row.state} after attempt {row.attempt}")
         now = row.request
-        if decided and now and (now.each, now.affinity) != (decided.each, decided.affinity):
+        if decided and now and _asked(now) != _asked(decided):
             raise Conflict(f"job {call.target.id} was moved: it asks for something else now")
-        store.add_attempt(
-            call.tx, call.target.id, attempt, placements=placements, borrows=borrows, now=call.now
-        )
+        store.add_attempt(call.tx, call.target.id, attempt, home=home, fence_s=fence_s, now=call.now)
+        return row
+
+    def _start(
+        self,
+        call: Call,
+        row: JobRow,
+        attempt: int,
+        placements: Sequence[Placement],
+        *,
+        borrows: bool,
+        since: datetime,
+    ) -> None:
+        store.start_attempt(call.tx, row.id, attempt, placements=placements, borrows=borrows, now=since)
         self.accounts.begin(
             call.tx,
             request_of(call.target, row.spec),
@@ -91,7 +133,7 @@ class AttemptRecorder:
             placements=tuple(placements),
             gpu_models=self._models(placements),
             borrows=borrows,
-            now=call.now,
+            now=since,
         )
 
     def settle(
@@ -105,17 +147,24 @@ class AttemptRecorder:
         outputs: Sequence[JobOutput],
         log: ObjectId | None,
         environment: ObjectId | None,
+        image: str | None = None,
         used: ResourceUsage,
     ) -> None:
-        """Record the end of `attempt`, and publish its outputs, its log and its list of packages."""
+        """Record the end of `attempt`, and publish its outputs, its log and its list of packages.
+
+        `image` is what it ran in, on a cluster.
+        """
         row = self._running(call, attempt)
         following = next_state(row, verdict, reason)
         self._end_attempt(call, row, verdict, reason, exit_code, log=log)
         self.accounts.end(call.tx, call.target.id, attempt=attempt, verdict=verdict, used=used, now=call.now)
         preemptions = row.preemptions + (verdict == "preempted")
-        over: dict[str, Any] = {"leaving": False, "borrows": False, "preemptions": preemptions}
+        over: dict[str, Any] = {"leaving": False, "borrows": False, "handed_over": False}
+        over["preemptions"] = preemptions
         store.update_job(call.tx, call.target.id, exit_code=exit_code, failures=following.failures, **over)
         finish_move(call, row, ended=following.state.ended)
+        if image is not None:
+            self.runs.tag(call, row.run, {IMAGE_TAG: image})
         notes = {"environment.txt": environment}
         if following.state.ended:
             self._publish(call, row, outputs, notes | {"log.txt": log})
@@ -149,7 +198,7 @@ class AttemptRecorder:
 
     def _running(self, call: Call, attempt: int) -> JobRow:
         row = store.lock_job(call.tx, call.target.id)
-        if row.state is not JobState.RUNNING or row.attempt != attempt:
+        if not row.has_attempt or row.attempt != attempt:
             raise Conflict(f"job {call.target.id} is {row.state} at attempt {row.attempt}, not {attempt}")
         return row
 
@@ -165,7 +214,7 @@ class AttemptRecorder:
     ) -> None:
         ended = {"verdict": verdict, "reason": reason, "exit_code": exit_code, "log": log}
         ended_at = max(call.now, row.started_at or call.now)  # the clock may have been put back
-        store.end_attempt(call.tx, row.id, row.attempt, **ended, ended_at=ended_at)
+        store.update_attempt(call.tx, row.id, row.attempt, **ended, ended_at=ended_at)
 
     def _publish(
         self, call: Call, row: JobRow, outputs: Sequence[JobOutput], notes: Mapping[str, ObjectId | None]
@@ -187,3 +236,28 @@ class AttemptRecorder:
             return ()
         models = {gpu.id: gpu.model for node in self.backend.nodes() for gpu in node.gpus}
         return tuple(models.get(gpu, "unknown") for gpu in wanted)
+
+
+def _asked(request: Request) -> tuple[object, ...]:
+    """Return the parts of a request that a move can change."""
+    return request.replicas, request.each, request.affinity
+
+
+def placements_on(
+    hosts: Sequence[str], spec: JobSpec, nodes: Sequence[Node], *, held: Collection[str]
+) -> tuple[Placement, ...]:
+    """Return a placement for each host; a node that is not known has no GPUs.
+
+    The API server names no devices. GPUs that suit and are not `held` stand for them, so that they are counted right
+    for each node and model.
+    """
+    by_name, taken = {node.name: node for node in nodes}, set(held)
+    found = []
+    for replica, host in enumerate(hosts):
+        node = by_name.get(host)
+        there = [] if node is None else [gpu for gpu in node.gpus if gpu_matches(spec, gpu)]
+        free_first = sorted(there, key=lambda gpu: gpu.id in taken)
+        own = tuple(gpu.id for gpu in free_first[: spec.gpus])
+        taken |= set(own)
+        found.append(Placement(replica=replica, node=host, gpus=own))
+    return tuple(found)

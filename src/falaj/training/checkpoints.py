@@ -8,7 +8,7 @@ from falaj.errors import Conflict
 from falaj.governance import objects
 from falaj.governance.operations.call import Call
 from falaj.records.governance.objects import StoredObject
-from falaj.records.training.jobs import Checkpoint, CheckpointPart, JobState
+from falaj.records.training.jobs import Checkpoint, CheckpointPart
 from falaj.training import store
 from falaj.training.dependencies import BlobSource
 from falaj.training.runtime.checkpointing.storage.store import Retention
@@ -26,7 +26,7 @@ def commit_checkpoint(
 ) -> Checkpoint:
     """Commit `uploads`, a manifest followed by parts, as the checkpoint of `step`; Conflict unless `attempt` runs."""
     row = store.lock_job(call.tx, call.target.id)
-    if row.state is not JobState.RUNNING or row.attempt != attempt:
+    if not row.has_attempt or row.attempt != attempt:
         raise Conflict(f"attempt {attempt} of job {call.target.id} does not run")
     made = [blobs.facts(call.tx, found.id) for found in uploads]
     for blob in made:

@@ -5,22 +5,27 @@ from __future__ import annotations
 import errno
 import gzip
 import io
+import json
 import os
 import subprocess
 import tarfile
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import IO, Protocol, cast
+from typing import IO, Any, NamedTuple, Protocol, cast
 
 from falaj.errors import InvalidInput, TooLarge
+from falaj.ports.parsers import ByteSource, Parsed, ParserPool
 from falaj.records.training.jobs import DIFF_CHARACTERS, CodeOrigin
 
+CODE = "code"
+"""The name of the parser, see assembly/parsing.py."""
 LARGEST_BYTES = 50 * 1024 * 1024
 LARGEST_HEAD_BYTES = 1024 * 1024
 MOST_FILES = 20_000
 DEEPEST = 100
+LONGEST_NAME = 255
 SKIPPED = {".git", "__pycache__", ".venv", ".falaj", "node_modules"}
 GIT_SECONDS = 60
 SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT, errno.EIO)
@@ -63,9 +68,48 @@ class ByteReader(Protocol):
     def read(self, size: int, /) -> bytes: ...
 
 
-def unpack_code(archive: ByteReader, folder: Path) -> None:
-    """Unpack `archive` into `folder`. Links, devices and paths that lead out of it are refused."""
-    taken = 0
+class CodeFile(NamedTuple):
+    """A file of an archive, or a folder, which has no content."""
+
+    path: str
+    executable: bool
+    content: bytes | None
+
+
+def parse_code(sources: Sequence[ByteSource], options: Mapping[str, Any]) -> Parsed:
+    """The parser of code archives, see ports/parsers.py: a list of the files, and then their contents."""
+    (source,) = sources
+    listed, content = [], bytearray()
+    for file in read_archive(io.BytesIO(source.read_range(0, source.size_bytes))):
+        listed.append([file.path, file.executable, None if file.content is None else len(file.content)])
+        content += file.content or b""
+    listing = json.dumps(listed).encode()
+    return Parsed({"listing_bytes": len(listing)}, listing + content)
+
+
+def unpack_code(archive: bytes, folder: Path, parsers: ParserPool, *, owner: str) -> None:
+    """Unpack `archive`, which the parser process reads, into `folder`. InvalidInput unless all of it is in order."""
+    source = ByteSource(len(archive), lambda offset, length: archive[offset : offset + length])
+    write_code(parsers.parse(CODE, [source], owner=owner, reserve=_require_moderate), folder)
+
+
+def write_code(parsed: Parsed, folder: Path) -> None:
+    """Write what `parse_code` found. Its paths are checked once more: its process could have been taken over."""
+    content = memoryview(parsed.content)
+    place = int(parsed.facts["listing_bytes"])
+    for path, executable, size in json.loads(bytes(content[:place])):
+        target = folder.joinpath(*_inside(path))
+        if size is None:
+            target.mkdir(parents=True, exist_ok=True)
+            continue
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _write(target, content[place : place + size], executable=bool(executable))
+        place += size
+
+
+def read_archive(archive: ByteReader) -> Iterator[CodeFile]:
+    """Read the files of an archive. Links, devices and paths that lead out of it are refused."""
+    taken, paths = 0, _Paths()
     try:
         with _Unzipped(archive) as zipped, tarfile.open(fileobj=zipped, mode="r:") as tar:
             for count, member in enumerate(_members(tar, zipped), start=1):
@@ -74,7 +118,8 @@ def unpack_code(archive: ByteReader, folder: Path) -> None:
                     raise TooLarge(
                         f"the code unpacks to more than {4 * LARGEST_BYTES} bytes or {MOST_FILES} files and folders"
                     )
-                _extract(tar, member, folder)
+                paths.add(member)
+                yield _read(tar, member)
     except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
         if isinstance(error, OSError) and error.errno in SHORTAGES:
             raise
@@ -82,36 +127,76 @@ def unpack_code(archive: ByteReader, folder: Path) -> None:
 
 
 class _Unzipped(gzip.GzipFile):
-    """The decompressed archive up to `until`: tarfile reads whole headers into memory."""
+    """The decompressed archive up to `until`: tarfile reads whole headers into memory. `last` is what it read last."""
 
     def __init__(self, archive: ByteReader) -> None:
         super().__init__(fileobj=cast(IO[bytes], archive), mode="rb")
         self.until = LARGEST_HEAD_BYTES
+        self.last = b""
 
     def read(self, size: int | None = -1) -> bytes:
         if size is None or size < 0 or self.tell() + size > self.until:
             raise TooLarge(f"the code's archive has a head of more than {LARGEST_HEAD_BYTES} bytes")
-        return super().read(size)
+        self.last = super().read(size)
+        return self.last
 
 
 def _members(tar: tarfile.TarFile, zipped: _Unzipped) -> Iterator[tarfile.TarInfo]:
+    # tarfile takes a header that it does not understand for the end; at the beginning it goes on behind it.
+    if tar.firstmember is None:  # type: ignore[attr-defined]
+        _require_end(zipped)
     while (member := tar.next()) is not None:
         if member.size < 0:
             raise InvalidInput.at("code", given=f"{member.size} bytes", allowed="0 bytes or more")
         zipped.until = zipped.tell() + member.size + tarfile.RECORDSIZE
         yield member
         zipped.until = zipped.tell() + LARGEST_HEAD_BYTES
+    _require_end(zipped)
 
 
-def _extract(tar: tarfile.TarFile, member: tarfile.TarInfo, folder: Path) -> None:
-    target = folder.joinpath(*_inside(member.name))
+def _require_end(zipped: _Unzipped) -> None:
+    if zipped.last.strip(b"\0"):
+        raise tarfile.ReadError("a header that cannot be read")
+
+
+class _Paths:
+    """The paths of an archive. None is there twice, also without regard to case: one would be lost."""
+
+    def __init__(self) -> None:
+        self._files: set[str] = set()
+        self._folders: dict[str, str] = {"": ""}
+
+    def add(self, member: tarfile.TarInfo) -> None:
+        """Raise InvalidInput if the path is there, or below a file."""
+        parts = _inside(member.name)
+        path = "/".join(parts)
+        above = ["/".join(parts[:count]).casefold() for count in range(1, len(parts))]
+        if not self._files.isdisjoint([*above, path.casefold()]):
+            raise _not_once(member)
+        for folder in above:
+            self._folders.setdefault(folder, "")
+        known = self._folders.get(path.casefold())
+        if member.isdir() and known in (None, "", path):
+            self._folders[path.casefold()] = path
+        elif known is not None:
+            raise _not_once(member)
+        else:
+            self._files.add(path.casefold())
+
+
+def _not_once(member: tarfile.TarInfo) -> InvalidInput:
+    allowed = "each path once, also without regard to case, and none below a file"
+    return InvalidInput.at("code", given=member.name, allowed=allowed)
+
+
+def _read(tar: tarfile.TarFile, member: tarfile.TarInfo) -> CodeFile:
+    path = "/".join(_inside(member.name))
     if member.isdir():
-        target.mkdir(parents=True, exist_ok=True)
-    elif member.isreg():
-        target.parent.mkdir(parents=True, exist_ok=True)
-        _write(target, tar.extractfile(member), executable=bool(member.mode & 0o100))
-    else:
+        return CodeFile(path, False, None)
+    source = tar.extractfile(member) if member.isreg() else None
+    if source is None:
         raise InvalidInput.at("code", given=member.name, allowed="files and folders only")
+    return CodeFile(path, bool(member.mode & 0o100), source.read())
 
 
 def _inside(name: str) -> Sequence[str]:
@@ -120,16 +205,23 @@ def _inside(name: str) -> Sequence[str]:
     parts = [part for part in path.parts if part != "."]
     if path.is_absolute() or ".." in parts or "\\" in name or "\0" in name:
         raise InvalidInput.at("code", given=name, allowed="paths inside the archive")
+    if any(len(os.fsencode(part)) > LONGEST_NAME for part in parts):
+        raise InvalidInput.at("code", given=name, allowed=f"names of at most {LONGEST_NAME} bytes")
     if len(parts) > DEEPEST:
         raise InvalidInput.at("code", given=name, allowed=f"at most {DEEPEST} folders inside each other")
     return parts
 
 
-def _write(target: Path, source: IO[bytes] | None, *, executable: bool) -> None:
+def _write(target: Path, content: memoryview, *, executable: bool) -> None:
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
     with os.fdopen(os.open(target, flags, 0o700 if executable else 0o600), "wb") as file:
-        while source is not None and (piece := source.read(1 << 20)):
-            file.write(piece)
+        file.write(content)
+
+
+def _require_moderate(size_bytes: int) -> None:
+    """Refuse a result that no archive within the limits has."""
+    if size_bytes > 5 * LARGEST_BYTES:
+        raise TooLarge(f"the code unpacks to more than {4 * LARGEST_BYTES} bytes")
 
 
 def _archive(folder: Path, names: Iterable[str]) -> bytes:

@@ -6,7 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Protocol
 
+from falaj.governance.blobs.direct import UploadGrant
 from falaj.governance.operations.call import Call
+from falaj.ports.launcher import VolumeMount
 from falaj.ports.metadata import Transaction
 from falaj.records.governance.blobs import Blob
 from falaj.records.governance.objects import StoredObject
@@ -44,6 +46,8 @@ class TrackedRuns(Protocol):
 
     def attach(self, call: Call, run: ObjectId, artifacts: Sequence[tuple[str, Blob]]) -> None: ...
 
+    def tag(self, call: Call, run: ObjectId, tags: Mapping[str, str]) -> None: ...
+
     def end(self, call: Call, run: ObjectId, *, status: Outcome) -> None: ...
 
 
@@ -53,6 +57,18 @@ class Scheduler(Protocol):
     def decide(self, snapshot: Snapshot) -> tuple[Decision, ...]: ...
 
     def explain(self, snapshot: Snapshot, job: str) -> Explanation: ...
+
+    def explain_handover(
+        self,
+        snapshot: Snapshot,
+        handed_over: Sequence[Request],
+        job: str,
+        *,
+        said: str | None,
+        limit: int,
+    ) -> Explanation:
+        """Return why a queued job waits where Kueue decides; at most `limit` jobs of a queue wait there at once."""
+        ...
 
 
 class Accounts(Protocol):
@@ -68,6 +84,10 @@ class Accounts(Protocol):
 
     @property
     def price(self) -> Price: ...
+
+    def with_cordons(self, tx: Transaction, nodes: Sequence[Node]) -> tuple[Node, ...]:
+        """Return the nodes, with those marked that start no further jobs."""
+        ...
 
     def begin(
         self,
@@ -107,6 +127,20 @@ class ExecutionBackend(Protocol):
         """Raise InvalidInput if the nodes have no environment of that name."""
         ...
 
+    def require_network(self) -> None:
+        """Raise InvalidInput if the nodes give jobs no network."""
+        ...
+
+    def volumes(self, names: Sequence[str], workspace: str) -> tuple[VolumeMount, ...]:
+        """Return the volumes of these names; InvalidInput for one that jobs of the workspace may not use."""
+        ...
+
+    def require_storage(
+        self, volumes: Sequence[VolumeMount], workspace: str, *, disk_bytes: int | None
+    ) -> None:
+        """Raise InvalidInput if a volume is not there, or if no node gives a job so much disk space."""
+        ...
+
     def log(self, attempt: str, *, offset: int, limit: int) -> bytes:
         """Return output of a running attempt from `offset`; empty where there is no more."""
         ...
@@ -114,7 +148,8 @@ class ExecutionBackend(Protocol):
 
 class BlobSource(Protocol):
     """The bytes of blobs. `facts` raises NotFound for a deleted blob; `keep` commits a staged one; `erase` removes
-    the bytes of a deleted one, and does nothing to others."""
+    the bytes of a deleted one, and does nothing to others. `grant_upload` returns what a worker needs to upload one to
+    the store itself, or none; `discard_upload` removes what it uploaded."""
 
     def facts(self, tx: Transaction, blob: ObjectId) -> Blob: ...
 
@@ -123,3 +158,7 @@ class BlobSource(Protocol):
     def keep(self, tx: Transaction, blob: Blob, *, now: datetime) -> None: ...
 
     def erase(self, blob: ObjectId) -> None: ...
+
+    def grant_upload(self, workspace: ObjectId, *, zone: str) -> UploadGrant | None: ...
+
+    def discard_upload(self, grant: UploadGrant) -> None: ...

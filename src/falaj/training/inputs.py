@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from falaj.errors import Denied, FalajError, Fault, InvalidInput, NotFound
+from falaj.errors import Conflict, Denied, FalajError, Fault, InvalidInput, NotFound, ResidencyDenied
 from falaj.governance import objects
 from falaj.governance.operations.call import Call
 from falaj.governance.operations.caller import Caller
 from falaj.governance.operations.gate import Gate
+from falaj.governance.residency.zones import ZoneRegistry
+from falaj.ports.launcher import VolumeMount
 from falaj.records.governance.objects import StoredObject
+from falaj.records.governance.residency import Label, union
 from falaj.records.scheduling.snapshot import Node
 
 READ_BY = {
@@ -47,15 +50,8 @@ def resolve_inputs(gate: Gate, call: Call, given: Mapping[str, str]) -> dict[str
         kind = NotFound if unknown else InvalidInput
         raise kind(f"{len(faults)} of the job's inputs cannot be used", faults=faults)
     for each in found.values():
-        require_action(gate, call, READ_BY[each.kind], each)
+        gate.require(call, READ_BY[each.kind], each)
     return found
-
-
-def require_action(gate: Gate, call: Call, action: str, found: StoredObject) -> None:
-    """Raise Denied unless the caller may perform `action` on `found`."""
-    decision = gate.authorizer.decide(call.tx, call.caller, action, found)
-    if not decision.allowed:
-        raise Denied(f"{call.caller.name} may not {action} on {found.address}: {decision.reason}")
 
 
 def require_token_scope(caller: Caller) -> None:
@@ -70,11 +66,38 @@ def require_zone(gate: Gate, call: Call, home: StoredObject, nodes: Sequence[Nod
     seen = partial(gate.authorizer.sees, call.tx, call.caller)
     for node in nodes:
         try:
-            gate.zones.require(call.tx, [*call.sources(), home], gate.zones.named(node.zone), seen=seen)
+            gate.zones.require(call.tx, [*call.sources(), home], gate.zones.machine(node.zone), seen=seen)
             return
         except Denied:
             if node is nodes[-1]:
                 raise
+
+
+def volume_label(volumes: Sequence[VolumeMount], zones: ZoneRegistry) -> Label:
+    """Return the restriction that flows from volumes into a job and all that it makes."""
+    named = [zones.named(each.zone) for each in volumes if each.zone is not None]
+    return union(Label(only=frozenset({zone.jurisdiction})) for zone in named)
+
+
+def require_volume_zones(label: Label, volumes: Sequence[VolumeMount], zones: ZoneRegistry) -> None:
+    """Raise ResidencyDenied if a job with this label may not use its volumes where they lie.
+
+    Conflict if a volume lies elsewhere than when the job was submitted.
+    """
+    for each in volumes:
+        if each.zone is None:
+            continue
+        zone = zones.named(each.zone)
+        if not label.permits(zone.jurisdiction):
+            raise ResidencyDenied(
+                f"volume {each.name} lies in zone {zone.name} ({zone.jurisdiction}), where this job may not run: "
+                f"its data and volumes together permit {label.describe()}"
+            )
+        if label | Label(only=frozenset({zone.jurisdiction})) != label:
+            raise Conflict(
+                f"volume {each.name} lies in zone {zone.name} ({zone.jurisdiction}) since the job was submitted; "
+                "submit it again"
+            )
 
 
 def _resolve(gate: Gate, call: Call, reference: str) -> StoredObject:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 
@@ -37,7 +38,7 @@ class LogReader:
 
         Empty pieces serve as heartbeats.
         """
-        number, sent_at = self._state()[1], time.monotonic()
+        number, sent_at = self._state()[1], -math.inf  # the first piece comes at once
         while True:
             pieces = self._stored(number, offset) or self._live(number, offset)
             for piece in pieces:

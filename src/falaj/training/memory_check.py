@@ -23,7 +23,7 @@ def require_memory(spec: JobSpec, nodes: Sequence[Node]) -> None:
     if estimate is None or not own:
         return
     memory = process_memory(spec, own)
-    asked = [way for way in estimate.ways if way.as_asked and way.processes <= spec.processes]
+    asked = [way for way in estimate.ways if way.as_asked and way.processes <= spec.world_size]
     if not asked or any(_need(way, spec, memory) <= USABLE * memory for way in asked):
         return
     least = min(asked, key=lambda way: way.peak_bytes)
@@ -35,7 +35,7 @@ def require_memory(spec: JobSpec, nodes: Sequence[Node]) -> None:
     fault = Fault(
         where="spec.estimate",
         given=given,
-        allowed=f"at most {format_size(USABLE * memory)} {_each(spec)}: {_whose(spec, memory)}",
+        allowed=f"at most {format_size(USABLE * memory)} {_each(spec)}: {_whose(spec, memory, own)}",
         fix=_nearest(estimate, spec, own, [node for node in nodes if node not in own]),
     )
     raise InvalidInput(
@@ -44,16 +44,21 @@ def require_memory(spec: JobSpec, nodes: Sequence[Node]) -> None:
 
 
 def process_memory(spec: JobSpec, nodes: Sequence[Node]) -> float:
-    """Return the most bytes that each process of the job could have on one of the nodes."""
+    """Return the most bytes that each process of the job could have on one of the nodes, which replicas may share."""
     if not spec.gpus:
         most = max((node.memory_bytes for node in nodes), default=0)
-        return min(spec.memory_bytes or most, most) / spec.processes
+        return min(spec.memory_bytes or most / _sharing(spec, nodes), most) / spec.processes
     largest = max(
         (gpu.memory_bytes for node in nodes for gpu in node.gpus if gpu_matches(spec, gpu)), default=0
     )
     if spec.gpu_milli < WHOLE_GPU:
         return (spec.gpu_memory_bytes or largest * spec.gpu_milli / WHOLE_GPU) / spec.processes
     return largest * min(1.0, spec.gpus / spec.processes)
+
+
+def _sharing(spec: JobSpec, nodes: Sequence[Node]) -> int:
+    """Return how many replicas of the job must share a node at the least."""
+    return -(-spec.nodes // max(1, len(nodes)))
 
 
 def gpu_matches(spec: JobSpec, gpu: Gpu) -> bool:
@@ -65,7 +70,8 @@ def _nearest(estimate: JobMemoryEstimate, spec: JobSpec, own: Sequence[Node], ot
     """Describe the first option that fits on one of its `own` nodes, else on one of the `others`."""
     for nodes in (own, others):
         for way in estimate.ways:
-            holds = next((node for node in nodes if _holds(node, way, spec)), None)
+            sharing = _sharing(spec, nodes)
+            holds = next((node for node in nodes if _holds(node, way, spec, sharing)), None)
             if holds is not None:
                 where = "" if nodes is own else f"in pool {holds.pool}, "
                 takes = f"{_words(way, spec)} takes {format_size(way.peak_bytes)} {_each(spec)}"
@@ -74,13 +80,15 @@ def _nearest(estimate: JobMemoryEstimate, spec: JobSpec, own: Sequence[Node], ot
     return f"a smaller model or batch: {_words(least, spec)} still takes {format_size(least.peak_bytes)} {_each(spec)}"
 
 
-def _holds(node: Node, way: TrainingPlan, spec: JobSpec) -> bool:
+def _holds(node: Node, way: TrainingPlan, spec: JobSpec, sharing: int) -> bool:
+    """Return whether `node` holds the processes of `sharing` replicas."""
+    processes = sharing * _per_node(way, spec)
     if not spec.gpus:
-        return way.processes * way.peak_bytes <= USABLE * node.memory_bytes
+        return processes * way.peak_bytes <= USABLE * node.memory_bytes
     cards = sorted((gpu.memory_bytes for gpu in node.gpus if gpu_matches(spec, gpu)), reverse=True)
-    if len(cards) < way.processes:
+    if len(cards) < processes:
         return False
-    memory = cards[way.processes - 1]
+    memory = cards[processes - 1]
     return _need(way, spec, memory) <= USABLE * memory
 
 
@@ -89,13 +97,18 @@ def _need(way: TrainingPlan, spec: JobSpec, memory: float) -> int:
     return way.peak_bytes + (data if data <= DATA_SHARE * memory else 0)
 
 
+def _per_node(way: TrainingPlan, spec: JobSpec) -> int:
+    return -(-way.processes // spec.nodes)
+
+
 def _options(way: TrainingPlan, spec: JobSpec) -> str:
     """Return the command-line options that the job would need."""
-    options = [f"--processes {way.processes}"] if way.processes != spec.processes else []
-    if spec.gpus and (way.processes != spec.gpus or spec.gpu_milli < WHOLE_GPU):
-        options.append(f"--gpus {way.processes}")
+    processes = _per_node(way, spec)
+    options = [f"--processes {processes}"] if processes != spec.processes else []
+    if spec.gpus and (processes != spec.gpus or spec.gpu_milli < WHOLE_GPU):
+        options.append(f"--gpus {processes}")
     if not spec.gpus and spec.memory_bytes:
-        options.append(f"--memory {-(-way.processes * way.peak_bytes // round(USABLE * GIB))}GiB")
+        options.append(f"--memory {-(-processes * way.peak_bytes // round(USABLE * GIB))}GiB")
     return f": {' '.join(options)}" if options else ""
 
 
@@ -106,11 +119,12 @@ def _words(way: TrainingPlan, spec: JobSpec) -> str:
     return ", ".join(parts)
 
 
-def _whose(spec: JobSpec, memory: float) -> str:
+def _whose(spec: JobSpec, memory: float, nodes: Sequence[Node]) -> str:
     if not spec.gpus:
         whole = "what the job asks for" if spec.memory_bytes else f"the largest machine {_place(spec)}"
-        among = f" for {spec.processes} processes" if spec.processes > 1 else ""
-        return f"{whole} has {format_size(memory * spec.processes)}{among}"
+        processes = spec.processes * (1 if spec.memory_bytes else _sharing(spec, nodes))
+        among = f" for {processes} processes" if processes > 1 else ""
+        return f"{whole} has {format_size(memory * processes)}{among}"
     part = (
         "the part of a GPU that it asks for" if memory and spec.gpu_milli < WHOLE_GPU else "the largest GPU"
     )

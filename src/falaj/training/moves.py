@@ -1,4 +1,4 @@
-"""Moves jobs to other nodes: the new request, and the preemption of a running job.
+"""Moves jobs to other nodes, or to more or fewer of them: the new request, and the preemption of a running job.
 
 The spec of a running job changes at once, while its request stays what it holds until its attempt has ended. So a move
 survives a kill of the controller at any moment.
@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
+
+from pydantic import ValidationError
 
 from falaj.errors import Conflict, Fault, InvalidInput
 from falaj.governance.operations.call import Call
@@ -22,12 +24,13 @@ from falaj.training.store import JobRow
 
 
 class MoveTarget(NamedTuple):
-    """The target of a move: cpu, gpu or a pool, and optionally the numbers of GPUs and CPUs."""
+    """The target of a move: cpu, gpu or a pool, and the numbers of nodes, GPUs and CPUs. What is none stays."""
 
-    to: str
+    to: str | None = None
     pool: str | None = None
     gpus: int | None = None
     cpus: int | None = None
+    nodes: int | None = None
 
 
 def move_job(
@@ -42,13 +45,14 @@ def move_job(
     moved = moved_spec(spec, move, nodes)
     if requested_of(moved) == requested_of(spec):
         raise Conflict(f"job {call.target.id} asks for just that already: {describe_request(spec)}")
-    wanted = request_of(call.target, moved)
+    data_zones = frozenset[str]() if row.request is None else row.request.data_zones
+    wanted = request_of(call.target, moved, data_zones=data_zones)
     pools = moved.affinity.pools
     require_capable_node(moved, [node for node in nodes if not pools or node.pool in pools])
     require_memory(moved, nodes)
     _refuse_unfit(scheduler, wanted, nodes, queues)
     changes: dict[str, Any] = {"spec": moved.model_dump(mode="json")}
-    if state is JobState.QUEUED:
+    if not row.has_attempt:
         changes |= {"request": _to_json(wanted), "claim": False}
     else:
         changes |= {"request": _to_json(row.request or request_of(call.target, spec)), "leaving": True}
@@ -66,7 +70,8 @@ def finish_move(call: Call, row: JobRow, *, ended: bool) -> None:
     if ended:
         store.update_job(call.tx, call.target.id, spec=restore_held(spec, held).model_dump(mode="json"))
     else:
-        store.update_job(call.tx, call.target.id, request=_to_json(request_of(call.target, spec)))
+        wanted = request_of(call.target, spec, data_zones=held.data_zones)
+        store.update_job(call.tx, call.target.id, request=_to_json(wanted))
 
 
 def moved_record(call: Call, job: Job) -> JobMove:
@@ -88,7 +93,9 @@ def moved_spec(spec: JobSpec, move: MoveTarget, nodes: Sequence[Node]) -> JobSpe
     """Return `spec` after `move` on these nodes; it remembers what was requested first."""
     pools = {node.pool for node in nodes}
     faults = []
-    if move.to not in ("cpu", "gpu", *pools):
+    if move == MoveTarget():
+        faults.append(Fault(where="to", allowed="cpu, gpu or a pool; or a number of nodes, CPUs or GPUs"))
+    if move.to not in ("cpu", "gpu", None, *pools):
         faults.append(Fault(where="to", given=move.to, allowed=f"cpu, gpu, or a pool: {_listed(pools)}"))
     if move.pool is not None and move.pool not in pools:
         faults.append(Fault(where="pool", given=move.pool, allowed=f"one of {_listed(pools)}"))
@@ -101,6 +108,7 @@ def moved_spec(spec: JobSpec, move: MoveTarget, nodes: Sequence[Node]) -> JobSpe
     found = {
         **_gpus(spec, first, _gpu_count(spec, first, move, nodes)),
         "cpus": move.cpus or spec.cpus,
+        "nodes": move.nodes or spec.nodes,
         "affinity": spec.affinity.model_copy(update={"pools": _pools(spec, move, nodes)}),
     }
     moved = _changed(spec, found)
@@ -117,7 +125,10 @@ def restore_held(spec: JobSpec, held: Request) -> JobSpec:
     """Return `spec` with the resources that it `held`: a move did not take effect."""
     each = held.each
     names = ("cpus", "gpus", "gpu_milli", "gpu_models", "gpu_profile")
-    found = {name: getattr(each, name) for name in names} | {"affinity": held.affinity}
+    found = {name: getattr(each, name) for name in names} | {
+        "affinity": held.affinity,
+        "nodes": held.replicas,
+    }
     before = _changed(spec, {**found, "gpu_memory_bytes": each.gpu_memory_bytes or None})
     first = spec.asked or requested_of(spec)
     return _changed(before, {"asked": None if requested_of(before) == first else first})
@@ -129,12 +140,13 @@ def describe_request(spec: JobSpec | RequestedResources) -> str:
     cpus = f"{spec.cpus} CPU" + ("s" if spec.cpus > 1 else "")
     gpus = f"{spec.gpus} GPU" + ("s" if spec.gpus > 1 else "") if spec.gpus else "no GPU"
     gpus = gpus if spec.gpu_milli == WHOLE_GPU else f"{spec.gpu_milli / WHOLE_GPU:g} of a GPU"
-    return f"{cpus}, {gpus}" + (f", in pool {' or '.join(sorted(pools))}" if pools else "")
+    nodes = f"{spec.nodes} nodes of " if spec.nodes > 1 else ""
+    return f"{nodes}{cpus}, {gpus}" + (f", in pool {' or '.join(sorted(pools))}" if pools else "")
 
 
 def _gpu_count(spec: JobSpec, first: RequestedResources, move: MoveTarget, nodes: Sequence[Node]) -> int:
-    if move.gpus is not None:
-        return move.gpus
+    if move.gpus is not None or move.to is None:
+        return spec.gpus if move.gpus is None else move.gpus
     if move.to == "cpu":
         return 0
     if move.to == "gpu":
@@ -155,8 +167,12 @@ def _gpus(spec: JobSpec, first: RequestedResources, count: int) -> dict[str, Any
 def _pools(spec: JobSpec, move: MoveTarget, nodes: Sequence[Node]) -> frozenset[str]:
     """Return the allowed pools: the given one, else those with or without GPUs."""
     every = {node.pool for node in nodes}
-    if move.pool is not None or move.to in every:
-        return frozenset({move.pool or move.to})
+    if move.pool is not None:
+        return frozenset({move.pool})
+    if move.to is None:
+        return spec.affinity.pools
+    if move.to in every:
+        return frozenset({move.to})
     with_gpus = {node.pool for node in nodes if node.gpus}
     if move.to == "gpu":
         return frozenset(spec.affinity.pools & with_gpus)
@@ -179,9 +195,15 @@ def _to_json(request: Request) -> dict[str, Any]:
 
 
 def _changed(spec: JobSpec, values: dict[str, Any]) -> JobSpec:
-    """Return `spec` with other values, validated as a whole."""
+    """Return `spec` with other values, validated as a whole; roles, for example, are for a number of nodes."""
     given = {name: getattr(spec, name) for name in JobSpec.model_fields} | values
-    return JobSpec.model_validate(given)
+    try:
+        return JobSpec.model_validate(given)
+    except ValidationError as error:
+        faults = [
+            Fault(where="spec", allowed=each["msg"].removeprefix("Value error, ")) for each in error.errors()
+        ]
+        raise InvalidInput("the job cannot be moved there", faults=faults) from None
 
 
 def _listed(names: set[str]) -> str:

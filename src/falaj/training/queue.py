@@ -11,23 +11,37 @@ from falaj.ports.metadata import Transaction, from_micros
 from falaj.records.governance.objects import StoredObject
 from falaj.records.governance.residency import UNRESTRICTED, Label
 from falaj.records.names import ObjectId
-from falaj.records.scheduling.snapshot import Node, Placement, Request, Resources, RunningJob, Snapshot
+from falaj.records.scheduling.snapshot import (
+    Affinity,
+    Node,
+    Placement,
+    Request,
+    Resources,
+    RunningJob,
+    Snapshot,
+)
 from falaj.records.training.jobs import JobSpec, JobState
 from falaj.training import store
 from falaj.training.dependencies import Accounts
 from falaj.training.store import QueuedJob
 
+SPOT = "spot"
+"""The label of nodes that can be taken away at any moment."""
 LONGEST_PAUSE_S = 300.0
 """The longest backoff between two attempts at a job."""
 LONGEST_PAUSE = timedelta(seconds=LONGEST_PAUSE_S)
 
 
 class QueueSnapshot(NamedTuple):
-    """The queue at one moment. `attempts` counts those of each job; `next_due` is when the first backoff ends."""
+    """The queue at one moment. `attempts` counts those of each job; `next_due` is when the first backoff ends.
+
+    `handed_over` are the jobs that wait in the queue of a cluster; they are not pending.
+    """
 
     snapshot: Snapshot
     attempts: dict[ObjectId, int]
     next_due: datetime | None
+    handed_over: tuple[Request, ...] = ()
 
 
 class QueueReader:
@@ -44,11 +58,16 @@ class QueueReader:
         rows, aside = store.queue(tx), frozenset(without)
         self._known = {row.id: self._parsed(row) for row in rows}
         running = [row for row in rows if row.state == JobState.RUNNING]
-        waiting = [row for row in rows if row.state != JobState.RUNNING and row.id not in aside]
+        handed_over = [row for row in rows if row.handed_over]
+        waiting = [
+            row
+            for row in rows
+            if row.state != JobState.RUNNING and not row.handed_over and row.id not in aside
+        ]
         pausing = [due for row in waiting if not is_due(due := paused_until(row), now=now)]
         snapshot = Snapshot(
             now=now,
-            nodes=tuple(nodes),
+            nodes=self._accounts.with_cordons(tx, nodes),
             queues=self._accounts.queues(tx, now=now),
             pending=tuple(self._known[row.id][1] for row in waiting if is_due(paused_until(row), now=now)),
             running=tuple(_running(row, self._known[row.id][1]) for row in running),
@@ -57,7 +76,10 @@ class QueueReader:
         )
         attempts = {row.id: row.attempt for row in rows}
         return QueueSnapshot(
-            snapshot, attempts, min((due for due in pausing if due is not None), default=None)
+            snapshot,
+            attempts,
+            min((due for due in pausing if due is not None), default=None),
+            tuple(self._known[row.id][1] for row in handed_over),
         )
 
     def _parsed(self, row: QueuedJob) -> tuple[object, Request]:
@@ -67,12 +89,19 @@ class QueueReader:
 
 
 def request_for(
-    job: ObjectId, spec: JobSpec, *, workspace: ObjectId, submitted_at: datetime, label: Label = UNRESTRICTED
+    job: ObjectId,
+    spec: JobSpec,
+    *,
+    workspace: ObjectId,
+    submitted_at: datetime,
+    label: Label = UNRESTRICTED,
+    data_zones: frozenset[str] = frozenset(),
 ) -> Request:
-    """Return the request of a job: one replica, because all its processes run on one node."""
+    """Return the request of a job: a replica for each of its nodes. Its inputs lie in `data_zones`."""
     return Request(
         job=job,
         queue=spec.queue,
+        replicas=spec.nodes,
         each=Resources(
             cpus=spec.cpus,
             gpus=spec.gpus,
@@ -88,14 +117,30 @@ def request_for(
         time_limit=spec.timeout,
         workspace=workspace,
         group=spec.group,
-        affinity=spec.affinity,
+        affinity=affinity_of(spec),
         preemptible=spec.preemptible,
+        data_zones=data_zones,
     )
 
 
-def request_of(job: StoredObject, spec: JobSpec) -> Request:
+def affinity_of(spec: JobSpec) -> Affinity:
+    """Return the affinity of a job. One that is not preemptible is kept off spot nodes, unless it asks for them."""
+    asked = spec.affinity
+    if spec.preemptible or SPOT in asked.labels | asked.avoid:
+        return asked
+    return asked.model_copy(update={"avoid": asked.avoid | {SPOT}})
+
+
+def request_of(job: StoredObject, spec: JobSpec, *, data_zones: frozenset[str] = frozenset()) -> Request:
     """Return the request of a stored job with this `spec`."""
-    return request_for(job.id, spec, workspace=job.workspace, submitted_at=job.created_at, label=job.label)
+    return request_for(
+        job.id,
+        spec,
+        workspace=job.workspace,
+        submitted_at=job.created_at,
+        label=job.label,
+        data_zones=data_zones,
+    )
 
 
 def is_due(pause: datetime | None, *, now: datetime) -> bool:

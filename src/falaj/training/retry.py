@@ -15,7 +15,7 @@ from falaj.records.training.jobs import JobSpec, JobState
 from falaj.training import store
 from falaj.training.admission import require_admissible, require_job_limit
 from falaj.training.dependencies import Accounts, ExecutionBackend, Scheduler, TrackedRuns
-from falaj.training.inputs import require_action, require_token_scope, resolve_inputs
+from falaj.training.inputs import require_token_scope, require_volume_zones, resolve_inputs
 from falaj.training.queue import request_of
 from falaj.training.runs import start_run
 from falaj.training.store import JobRow
@@ -31,6 +31,7 @@ class JobRetry:
     backend: ExecutionBackend
     accounts: Accounts
     unfinished_limit: int
+    can_grow: bool = False
 
     def requeue(self, call: Call) -> None:
         """Queue the target of `call` again; Conflict unless it failed or was cancelled."""
@@ -44,6 +45,8 @@ class JobRetry:
             raise Conflict(f"the workspace of job {call.target.id} is gone")
         self._require_allowed(call, home, row)
         self._require_fit(call, row.spec)
+        volumes = self.backend.volumes(row.spec.volumes, home.name)
+        require_volume_zones(call.target.label, volumes, self.gate.zones)
         run = start_run(self.runs, call, home, call.target.id, row.spec, row.inputs, after=row.run)
         fresh: dict[str, Any] = dict.fromkeys(("reason", "exit_code", "ended_at", "not_before", "progress"))
         again = {"state": JobState.QUEUED, "failures": 0, "cancelling": False, "outputs": [], "run": run}
@@ -61,17 +64,20 @@ class JobRetry:
         if row.code is not None and archive is None:
             raise Conflict(f"the code of job {call.target.id} was deleted; submit it again")
         if archive is not None:
-            require_action(self.gate, call, "blobs.read", archive)
-        require_action(self.gate, call, "blobs.upload", home)
+            self.gate.require(call, "blobs.read", archive)
+        self.gate.require(call, "blobs.upload", home)
         require_token_scope(call.caller)
 
     def _require_fit(self, call: Call, spec: JobSpec) -> None:
         """Raise InvalidInput if the job could not run any more: nodes may have changed since it was submitted."""
         if spec.environment is not None:
             self.backend.require_environment(spec.environment)
+        if spec.network:
+            self.backend.require_network()
         request = request_of(call.target, spec)
         queues = self.accounts.queues(call.tx, now=call.now)
-        require_admissible(self.scheduler, spec, request, self.backend.nodes(), queues)
+        nodes = self.backend.nodes()
+        require_admissible(self.scheduler, spec, request, nodes, queues, can_grow=self.can_grow)
 
 
 def requester_columns(call: Call) -> dict[str, Any]:

@@ -13,6 +13,8 @@ from falaj.training.dependencies import TrackedRuns
 from falaj.training.runtime.agent.agents import RESUME_PREFIX
 
 LONGEST_COMMAND = 6000
+IMAGE_TAG = "falaj.image"
+"""The tag with the digest of the image that the newest attempt ran in, on a cluster."""
 CONTINUES_RUN = "job.goes_on_from"
 """The parameter that names the previous run of the same job; this run inherits its resume history."""
 

@@ -5,21 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import AwareDatetime, Field, StringConstraints
 
 from falaj.errors import Conflict, InvalidInput
 from falaj.governance.bootstrap import count_users
 from falaj.governance.operations.call import Call, current_call
 from falaj.governance.operations.gate import Gate
 from falaj.governance.operations.operation import ByteStream, Mode, operation
+from falaj.governance.operations.pagination import visible_page
 from falaj.governance.record_stream import stream_changes
 from falaj.governance.secrets.service import require_secrets
 from falaj.records.governance.identity import Role
 from falaj.records.governance.objects import Cursor, Page, PageSize, StoredObject
-from falaj.records.names import BlobRef, Name, ObjectId, WorkspaceRef, new_id
+from falaj.records.names import BlobRef, Name, WorkspaceRef, new_id
 from falaj.records.scheduling.accounting import ResourceUsage
 from falaj.records.scheduling.snapshot import AtLeastOne, Explanation, Node, Request
 from falaj.records.training.jobs import (
+    MOST_NODES,
     AttemptNumber,
     Checkpoint,
     CheckpointCount,
@@ -40,7 +42,13 @@ from falaj.training.admission import require_admissible, require_job_limit
 from falaj.training.attempts import AttemptRecorder
 from falaj.training.checkpoints import commit_checkpoint
 from falaj.training.dependencies import Accounts, BlobSource, ExecutionBackend, Scheduler, TrackedRuns
-from falaj.training.inputs import require_action, require_token_scope, require_zone, resolve_inputs
+from falaj.training.inputs import (
+    require_token_scope,
+    require_volume_zones,
+    require_zone,
+    resolve_inputs,
+    volume_label,
+)
 from falaj.training.logs import LogReader
 from falaj.training.moves import MoveTarget, move_job, moved_record
 from falaj.training.queue import QueueReader, is_due, request_for, request_of
@@ -50,7 +58,10 @@ from falaj.training.runtime.checkpointing.storage.store import Retention
 
 Offset = Annotated[int, Field(ge=0, le=2**62)]
 Step = Annotated[int, Field(ge=0, le=2**62)]
+HomeIdent = Annotated[str, StringConstraints(max_length=100)]
+FenceSeconds = Annotated[int, Field(ge=1, le=2**31)]
 ExitCode = Annotated[int, Field(ge=-(2**31), le=2**31)]
+Hosts = Annotated[tuple[Name, ...], Field(max_length=4096)]
 
 
 class Jobs:
@@ -67,8 +78,15 @@ class Jobs:
         accounts: Accounts,
         wanted: Callable[[], None],
         unfinished_limit: int = 10_000,
+        waiting_limit: int | None = None,
+        can_grow: bool = False,
     ) -> None:
-        """`wanted` is called when there may be a job to start."""
+        """`wanted` is called when there may be a job to start.
+
+        `waiting_limit` is how many jobs of a queue wait in Kueue at once; none where Kueue does not decide. `can_grow`
+        says that autoscalers are asked for nodes.
+        """
+        self._can_grow = can_grow
         self.gate = gate
         self._runs = runs
         self._scheduler = scheduler
@@ -77,6 +95,7 @@ class Jobs:
         self._accounts = accounts
         self._wanted = wanted
         self._unfinished_limit = unfinished_limit
+        self._waiting_limit = waiting_limit
         self._attempts = AttemptRecorder(runs, blobs, accounts, backend)
         self.queue = QueueReader(accounts)
         self.stored = blobs
@@ -92,17 +111,22 @@ class Jobs:
         call = current_call()
         nodes = self._fitting_nodes(call, spec)
         _require_code(spec, code)
+        volumes = self._backend.volumes(spec.volumes, call.target.name)
+        self._backend.require_storage(volumes, call.target.name, disk_bytes=spec.disk_bytes)
+        own = volume_label(volumes, self.gate.zones)
 
         def publish() -> Job:
             home = call.target
             require_job_limit(call.tx, home.id, limit=self._unfinished_limit)
             inputs = self._take_inputs(call, home, spec, nodes)
             require_secrets(self.gate, call, spec.secrets, workspace=home)
-            new = call.create("job", workspace=home)
+            new = call.create("job", workspace=home, own=own)
+            require_volume_zones(new.label, volumes, self.gate.zones)
             archive = call.object("code") if code is not None else None
             if archive is not None:
                 self._blobs.keep(call.tx, self._blobs.facts(call.tx, archive.id), now=call.now)
-            request = request_of(new, spec)
+            data_zones = frozenset(found.zone for found in inputs.values() if found.zone is not None)
+            request = request_of(new, spec, data_zones=data_zones)
             pinned = {name: found.id for name, found in inputs.items()}
             values = {
                 "spec": spec.model_dump(mode="json"),
@@ -136,20 +160,19 @@ class Jobs:
     ) -> Page[Job]:
         """List the jobs of a workspace, newest first."""
         call = current_call()
-        seen: dict[ObjectId, Job] = {}
-        while len(seen) <= limit:
-            batch = store.list_jobs(call.tx, call.target.id, state=state, before=after, limit=limit + 1)
-            visible = {found.id for found in self.gate.visible([found for found, _ in batch])}
-            seen |= {
-                each.id: store.abbreviate(store.job_record(each, row))
-                for each, row in batch
-                if each.id in visible
-            }
-            if len(batch) <= limit:
-                break
-            after = batch[-1][0].id
-        shown = tuple(seen.values())[:limit]
-        return Page(items=shown, next=shown[-1].id if len(seen) > limit else None)
+        page = visible_page(
+            self.gate,
+            lambda visible, position, count: store.list_jobs(
+                call.tx, call.target.id, [*visible], state=state, before=position, limit=count
+            ),
+            after=after,
+            limit=limit,
+            kinds=["job"],
+            workspace=call.target.id,
+        )
+        rows = store.job_rows(call.tx, [found.id for found, _ in page.items])
+        shown = (store.abbreviate(store.job_record(found, rows[found.id])) for found, _ in page.items)
+        return Page(items=tuple(shown), next=page.next)
 
     @operation("jobs.wait", resource="job", mode=Mode.READ)
     def wait(self, job: JobRef) -> Iterator[Job]:
@@ -182,12 +205,18 @@ class Jobs:
             raise Conflict(
                 f"job {found.id} has ended: {found.state}" + (f", {found.reason}" if found.reason else "")
             )
-        pause = store.job_row(call.tx, found.id).not_before
+        row = store.job_row(call.tx, found.id)
+        pause = row.not_before
         queue = self.queue.snapshot(call.tx, self._backend.nodes(), now=now)
         if pause is not None and not is_due(pause, now=now):
             words = f"pauses until {pause:%Y-%m-%d %H:%M:%S %Z} after a failed attempt; {found.reason}"
             of = len(queue.attempts)
             return Explanation(job=found.id, state="waiting", words=words, of=of, expected_start=pause)
+        if row.handed_over or (found.state is JobState.QUEUED and self._waiting_limit is not None):
+            limit = self._waiting_limit or 0
+            return self._scheduler.explain_handover(
+                queue.snapshot, queue.handed_over, found.id, said=found.reason, limit=limit
+            )
         explained, before = self._scheduler.explain(queue.snapshot, found.id), None
         if found.state is JobState.RUNNING:
             before = store.describe_ending(call.tx, found.id, found.attempt - 1)
@@ -200,7 +229,7 @@ class Jobs:
         row = store.lock_job(call.tx, call.target.id)
         if row.state.ended:
             raise Conflict(f"job {call.target.id} has ended already: {row.state}")
-        if row.state is JobState.RUNNING:
+        if row.has_attempt:
             store.update_job(call.tx, call.target.id, cancelling=True)
         else:
             reason = f"cancelled by {call.caller.name} before it started"
@@ -216,7 +245,7 @@ class Jobs:
         """
         call = current_call()
         dependencies = self._runs, self._scheduler, self._backend, self._accounts
-        JobRetry(self.gate, *dependencies, self._unfinished_limit).requeue(call)
+        JobRetry(self.gate, *dependencies, self._unfinished_limit, self._can_grow).requeue(call)
         self._wanted()
         return self._record()
 
@@ -225,18 +254,20 @@ class Jobs:
         self,
         job: JobRef,
         *,
-        to: Name,
+        to: Name | None = None,
         pool: Name | None = None,
+        nodes: Annotated[int, Field(ge=1, le=MOST_NODES)] | None = None,
         gpus: Annotated[int, Field(ge=0, le=1024)] | None = None,
         cpus: AtLeastOne | None = None,
     ) -> JobMove:
-        """Move a job to cpu or gpu, or to a pool. A running job saves a checkpoint, stops, and is queued for it.
+        """Move a job to cpu or gpu, to a pool, or to more or fewer nodes. A running job saves a checkpoint and stops.
 
-        It keeps its place in the queue, and the move is not a failure. A job without checkpoints starts over.
+        It is queued again with its old place in the queue, and the move is not a failure. A job without checkpoints
+        starts over.
         """
         call = current_call()
-        nodes, queues = self._backend.nodes(), self._accounts.queues(call.tx, now=call.now)
-        move_job(call, MoveTarget(to, pool, gpus, cpus), nodes, queues, self._scheduler)
+        there, queues = self._backend.nodes(), self._accounts.queues(call.tx, now=call.now)
+        move_job(call, MoveTarget(to, pool, gpus, cpus, nodes), there, queues, self._scheduler)
         self._wanted()
         return moved_record(call, self._record())
 
@@ -245,21 +276,58 @@ class Jobs:
         """List the checkpoints of a job, newest first; their bytes are in blobs."""
         return tuple(store.checkpoints_of(current_call().tx, current_call().target.id))
 
-    @operation("jobs.begin", resource="job", allow=Role.OPERATOR, internal=True)
+    @operation("jobs.begin", resource="job", allow=Role.OPERATOR, internal=True, emits=True)
     def begin(
         self,
         job: JobRef,
         *,
         attempt: AttemptNumber,
-        placements: Placements,
+        placements: Placements | None = None,
         borrows: bool = False,
         decided: Request | None = None,
+        home: HomeIdent | None = None,
+        fence_s: FenceSeconds | None = None,
+        hosts: Hosts = (),
+        since: AwareDatetime | None = None,
     ) -> Job:
-        """Record that an attempt begins, unless the job's request is no longer the one that was `decided`."""
-        self._attempts.begin(current_call(), attempt, placements, borrows=borrows, decided=decided)
+        """Record that an attempt begins, unless the job's request is no longer the one that was `decided`.
+
+        It runs on the machine of `home`, and stops by itself after `fence_s` without renewal. Without `placements` it
+        is one that was handed over to a cluster, and runs on `hosts` there `since` then.
+        """
+        call = current_call()
+        if placements is None:
+            self._attempts.start_handed_over(call, attempt, hosts, since=since)
+        else:
+            self._attempts.begin(
+                call,
+                attempt,
+                placements,
+                borrows=borrows,
+                decided=decided,
+                home=home,
+                fence_s=fence_s,
+            )
         return self._record()
 
-    @operation("jobs.preempt_for", resource="job", allow=Role.OPERATOR, internal=True)
+    @operation("jobs.hand_over", resource="job", allow=Role.OPERATOR, internal=True)
+    def hand_over(
+        self,
+        job: JobRef,
+        *,
+        attempt: AttemptNumber,
+        decided: Request | None = None,
+        home: HomeIdent | None = None,
+        fence_s: FenceSeconds | None = None,
+    ) -> Job:
+        """Record an attempt that waits in the queue of a cluster, which decides when it runs; the job stays queued.
+
+        The controller calls this, and `jobs.begin` once its pods run.
+        """
+        self._attempts.hand_over(current_call(), attempt, decided=decided, home=home, fence_s=fence_s)
+        return self._record()
+
+    @operation("jobs.preempt_for", resource="job", allow=Role.OPERATOR, internal=True, emits=True)
     def preempt_for(self, job: JobRef, *, leaving: Annotated[tuple[JobRef, ...], Field(min_length=1)]) -> Job:
         """Preempt the jobs in `leaving` for a queued job, which gets a claim to their resources.
 
@@ -269,7 +337,7 @@ class Jobs:
         self._attempts.make_room(call, [found.id for found in call.referred["leaving"]])
         return self._record()
 
-    @operation("jobs.finish", resource="job", allow=Role.OPERATOR, internal=True)
+    @operation("jobs.finish", resource="job", allow=Role.OPERATOR, internal=True, emits=True)
     def finish(
         self,
         job: JobRef,
@@ -281,6 +349,7 @@ class Jobs:
         outputs: Outputs = (),
         log: BlobRef | None = None,
         environment: BlobRef | None = None,
+        image: Words | None = None,
         used: ResourceUsage | None = None,
     ) -> Job:
         """Record how an attempt ended, and publish its outputs. The controller calls this."""
@@ -294,9 +363,12 @@ class Jobs:
             outputs=outputs,
             log=None if log is None else call.object("log").id,
             environment=None if environment is None else call.object("environment").id,
+            image=image,
             used=used or ResourceUsage(),
         )
-        return self._record()
+        job_now = self._record()
+        call.event_data |= {"state": job_now.state, "attempt": attempt, "reason": reason}
+        return job_now
 
     @operation("jobs.save_checkpoint", resource="job", allow=Role.OPERATOR, internal=True)
     def save_checkpoint(
@@ -338,9 +410,11 @@ class Jobs:
         self._backend.require_isolation(users=users)
         if spec.environment is not None:
             self._backend.require_environment(spec.environment)
+        if spec.network:
+            self._backend.require_network()
         nodes = self._backend.nodes()
         asked = request_for(new_id("job"), spec, workspace=call.target.id, submitted_at=call.now)
-        require_admissible(self._scheduler, spec, asked, nodes, queues)
+        require_admissible(self._scheduler, spec, asked, nodes, queues, can_grow=self._can_grow)
         return nodes
 
     def _take_inputs(
@@ -350,8 +424,8 @@ class Jobs:
         inputs = resolve_inputs(self.gate, call, spec.inputs)
         call.referred["inputs"] = [*inputs.values()]
         for archive in call.referred["code"]:
-            require_action(self.gate, call, "blobs.read", archive)
-        require_action(self.gate, call, "blobs.upload", home)
+            self.gate.require(call, "blobs.read", archive)
+        self.gate.require(call, "blobs.upload", home)
         require_token_scope(call.caller)
         require_zone(self.gate, call, home, nodes)
         return inputs

@@ -7,11 +7,21 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from sqlalchemy import RowMapping, bindparam, delete, func, insert, select, update
+from sqlalchemy import (
+    ColumnElement,
+    RowMapping,
+    bindparam,
+    delete,
+    func,
+    insert,
+    or_,
+    select,
+    update,
+)
 
-from falaj.governance.objects import stored_object
+from falaj.governance.objects import RowsByIds, stored_object
 from falaj.governance.tables import objects
-from falaj.ports.metadata import Transaction
+from falaj.ports.metadata import Prepared, Transaction
 from falaj.records.governance.objects import StoredObject
 from falaj.records.names import ObjectId
 from falaj.records.scheduling.snapshot import Placement, Request
@@ -26,14 +36,23 @@ from falaj.records.training.jobs import (
 )
 from falaj.training.tables import attempts, checkpoints, jobs
 
+_rows = RowsByIds(select(jobs), jobs.c.id)
 _row = select(jobs).where(jobs.c.id == bindparam("id"))
-_running = select(jobs.c.id, jobs.c.attempt, jobs.c.cancelling, jobs.c.leaving, jobs.c.placements).where(
-    jobs.c.state == JobState.RUNNING
-)
+_running = select(
+    jobs.c.id,
+    jobs.c.attempt,
+    jobs.c.cancelling,
+    jobs.c.leaving,
+    jobs.c.placements,
+    jobs.c.home,
+    jobs.c.fence_s,
+    jobs.c.handed_over,
+).where(or_(jobs.c.state == JobState.RUNNING.value, jobs.c.handed_over))
+_all_running = Prepared(_running)  # read at every tick of the controller
 _QUEUE = (
     "SELECT j.id, j.state, j.request, CASE WHEN j.request IS NULL THEN j.spec END, o.label, o.workspace, o.created_at, "
-    "j.attempt, j.not_before, j.claim, j.leaving, j.borrows, j.placements, j.started_at FROM training_jobs j "
-    "JOIN governance_objects o ON o.id = j.id WHERE j.state IN ('queued', 'running') ORDER BY j.id"
+    "j.attempt, j.not_before, j.claim, j.leaving, j.borrows, j.placements, j.started_at, j.handed_over "
+    "FROM training_jobs j JOIN governance_objects o ON o.id = j.id WHERE j.state IN ('queued', 'running') ORDER BY j.id"
 )
 _COUNT_ALL = "SELECT COUNT(*) FROM training_jobs WHERE state IN ('queued', 'running')"
 _COUNT = (
@@ -61,6 +80,7 @@ class JobRow:
 
     `behalf`, `scope`, `actions` and `token` identify the requester. `request` is what the job holds or waits for; it
     differs from what `spec` asks for while a running job is being moved, and is None for jobs older than the column.
+    The attempt of a queued job that was `handed_over` waits in the queue of a cluster.
     """
 
     id: ObjectId
@@ -92,16 +112,28 @@ class JobRow:
     borrows: bool
     evicted_for: ObjectId | None
     preemptions: int
+    limits: tuple[str, ...]
+    home: str | None
+    fence_s: int | None
+    handed_over: bool
+
+    @property
+    def has_attempt(self) -> bool:
+        """Return whether its current attempt has not ended: it runs, or waits in the queue of a cluster."""
+        return self.state is JobState.RUNNING or self.handed_over
 
 
 class RunningJobRow(NamedTuple):
-    """The columns of a running job that the controller reads at each tick. `nodes` are those of its placements."""
+    """The columns of a job with an attempt that the controller reads at each tick. `nodes` are where it is placed."""
 
     id: ObjectId
     attempt: int
     cancelling: bool
     leaving: bool
     nodes: tuple[str, ...]
+    home: str | None
+    fence_s: int | None
+    handed_over: bool = False
 
 
 class QueuedJob(NamedTuple):
@@ -121,6 +153,7 @@ class QueuedJob(NamedTuple):
     borrows: bool
     placements: str | None
     started_at: int | None
+    handed_over: bool = False
 
 
 def add_job(tx: Transaction, new: StoredObject, values: dict[str, Any]) -> None:
@@ -141,6 +174,11 @@ def job_row(tx: Transaction, job: str) -> JobRow:
     return _job_row(tx.execute(_row, {"id": job}).one()._asdict())
 
 
+def job_rows(tx: Transaction, idents: Sequence[str]) -> dict[str, JobRow]:
+    """Return the rows of jobs by their ids."""
+    return {row["id"]: _job_row(row) for row in _rows.fetch(tx, idents)}
+
+
 def lock_job(tx: Transaction, job: str) -> JobRow:
     """Return the row of a job, locked against other writers until the transaction ends."""
     return _job_row(tx.execute(_row.with_for_update(), {"id": job}).one()._asdict())
@@ -156,6 +194,7 @@ def _job_row(row: dict[str, Any]) -> JobRow:
         "progress": None if progress is None else JobProgress.model_validate(progress),
         "outputs": tuple(JobOutput.model_validate(each) for each in row["outputs"]),
         "request": None if request is None else Request.model_validate(request),
+        "limits": tuple(row["limits"] or ()),
     }
     return JobRow(**{**row, **parsed})
 
@@ -170,11 +209,19 @@ def queue(tx: Transaction) -> list[QueuedJob]:
 
 
 def running(tx: Transaction) -> list[RunningJobRow]:
-    """Return the running jobs."""
-    rows = tx.execute(_running).all()
+    """Return the jobs with an attempt: those that run, and those that were handed over to the queue of a cluster."""
     return [
-        RunningJobRow(ident, attempt, cancelling, leaving, tuple(each["node"] for each in placements or ()))
-        for ident, attempt, cancelling, leaving, placements in rows
+        RunningJobRow(
+            id=row["id"],
+            attempt=row["attempt"],
+            cancelling=row["cancelling"],
+            leaving=row["leaving"],
+            nodes=tuple(each["node"] for each in row["placements"] or ()),
+            home=row["home"],
+            fence_s=row["fence_s"],
+            handed_over=row["handed_over"],
+        )
+        for row in tx.fetch(_all_running, {})
     ]
 
 
@@ -197,23 +244,30 @@ def has_unfinished(tx: Transaction, workspace: str, *, at_least: int) -> bool:
 
 
 def has_running(tx: Transaction) -> bool:
-    """Return whether any job runs, or ran when the platform was killed."""
-    query = select(jobs.c.id).where(jobs.c.state == JobState.RUNNING).limit(1)
-    return tx.execute(query).first() is not None
+    """Return whether any job has an attempt, or had one when the platform was killed."""
+    return tx.execute(_running.limit(1)).first() is not None
 
 
 def list_jobs(
-    tx: Transaction, workspace: str, *, state: str | None, before: str, limit: int
-) -> list[tuple[StoredObject, JobRow]]:
-    """Return jobs of a workspace with their rows, newest first."""
-    query = select(objects, jobs.c.id.label("job")).join(jobs, jobs.c.id == objects.c.id)
-    query = query.where(objects.c.workspace == workspace, objects.c.deleted_at.is_(None))
+    tx: Transaction,
+    workspace: str,
+    visible: Sequence[ColumnElement[bool]],
+    *,
+    state: str | None,
+    before: str,
+    limit: int,
+) -> list[tuple[StoredObject, None]]:
+    """Return jobs of a workspace that meet the conditions `visible`, newest first."""
+    query = select(objects).join(jobs, jobs.c.id == objects.c.id)
+    query = query.where(
+        objects.c.workspace == workspace, objects.c.kind == "job", objects.c.deleted_at.is_(None), *visible
+    )
     if state is not None:
         query = query.where(jobs.c.state == state)
     if before:
         query = query.where(objects.c.id < before)
     found = tx.execute(query.order_by(objects.c.id.desc()).limit(limit)).mappings()
-    return [(stored_object(each), job_row(tx, each["job"])) for each in found]
+    return [(stored_object(each), None) for each in found]
 
 
 def job_record(found: StoredObject, row: JobRow) -> Job:
@@ -226,7 +280,7 @@ def job_record(found: StoredObject, row: JobRow) -> Job:
         reason=row.reason,
         attempt=row.attempt,
         run=row.run,
-        node=row.placements[0].node if row.placements else None,
+        node=", ".join(dict.fromkeys(placed.node for placed in row.placements)) or None,
         exit_code=row.exit_code,
         progress=row.progress,
         cancelling=row.cancelling,
@@ -234,6 +288,7 @@ def job_record(found: StoredObject, row: JobRow) -> Job:
         moving=row.leaving and row.evicted_for is None,
         preemptions=row.preemptions,
         outputs=row.outputs,
+        limits=row.limits,
         submitted_at=found.created_at,
         started_at=row.started_at,
         ended_at=row.ended_at,
@@ -287,37 +342,56 @@ def names_of_jobs(tx: Transaction, idents: Iterable[str]) -> dict[str, str]:
 
 
 def add_attempt(
-    tx: Transaction,
-    job: str,
-    number: int,
-    *,
-    placements: Sequence[Placement],
-    borrows: bool,
-    now: datetime,
+    tx: Transaction, job: str, number: int, *, home: str | None, fence_s: int | None, now: datetime
 ) -> None:
+    """Record an attempt at a queued job, which has not started yet."""
     tx.execute(insert(attempts), {"job": job, "number": number, "started_at": now})
-    placed = [each.model_dump(mode="json") for each in placements]
     update_job(
         tx,
         job,
-        state=JobState.RUNNING,
         attempt=number,
         reason=None,
-        placements=placed,
+        placements=None,
         interrupting=False,
         exit_code=None,
-        started_at=now,
+        limits=None,
+        home=home,
+        fence_s=fence_s,
         not_before=None,
-        borrows=borrows,
         claim=False,
         leaving=False,
         evicted_for=None,
+        handed_over=True,
     )
     record_queue_change(tx)
 
 
-def end_attempt(tx: Transaction, job: str, number: int, **values: Any) -> None:
+def start_attempt(
+    tx: Transaction, job: str, number: int, *, placements: Sequence[Placement], borrows: bool, now: datetime
+) -> None:
+    """Record that the attempt runs since `now`, and where."""
+    update_attempt(tx, job, number, started_at=now)
+    placed = [each.model_dump(mode="json") for each in placements]
+    started = {"state": JobState.RUNNING, "reason": None, "started_at": now, "handed_over": False}
+    update_job(tx, job, **started, placements=placed, borrows=borrows)
+    record_queue_change(tx)
+
+
+def update_attempt(tx: Transaction, job: str, number: int, **values: Any) -> None:
     tx.execute(update(attempts).where(attempts.c.job == job, attempts.c.number == number).values(**values))
+
+
+def attempt_began_at(tx: Transaction, job: str, number: int) -> datetime | None:
+    """Return when an attempt was recorded, or when it started if it has."""
+    query = select(attempts.c.started_at).where(attempts.c.job == job, attempts.c.number == number)
+    found: datetime | None = tx.execute(query).scalar()
+    return found
+
+
+def held_gpus(tx: Transaction) -> set[str]:
+    """Return the GPUs on which jobs run."""
+    query = select(jobs.c.placements).where(jobs.c.state == JobState.RUNNING)
+    return {gpu for (placed,) in tx.execute(query) for each in placed or () for gpu in each["gpus"]}
 
 
 def describe_ending(tx: Transaction, job: str, number: int) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from sqlalchemy import BigInteger, Boolean, Column, ForeignKey, Index, Integer, Table, Text, false, text
 
 from falaj.governance.tables import object_key
-from falaj.ports.metadata import METADATA, JsonText, UtcTime
+from falaj.ports.metadata import METADATA, UNRECORDED, JsonText, UtcTime, recorded
 
 jobs = Table(
     "training_jobs",
@@ -39,7 +39,13 @@ jobs = Table(
     Column("borrows", Boolean, nullable=False, server_default=false()),
     Column("evicted_for", Text),
     Column("preemptions", Integer, nullable=False, server_default=text("0")),
+    Column("limits", JsonText),  # how those of the current attempt are enforced
+    Column("home", Text),  # whose launcher runs the current attempt; null for attempts older than this column
+    Column("fence_s", Integer),  # after so long without renewal its supervisor stops it; null: never
+    Column("handed_over", Boolean, nullable=False, server_default=false()),  # its attempt waits in Kueue
     Index("training_jobs_state", "state"),
+    Index("training_jobs_handed_over", "handed_over"),
+    info=recorded("spec", "inputs", "code", "run", "behalf", "scope", "actions", "outputs", "request"),
 )
 
 queue_changes = Table(
@@ -47,6 +53,7 @@ queue_changes = Table(
     METADATA,
     Column("name", Text, primary_key=True),
     Column("count", BigInteger, nullable=False),
+    info=UNRECORDED,
 )
 """One row that counts the changes of the queue, so that the controller can poll a single number."""
 
@@ -61,6 +68,7 @@ attempts = Table(
     Column("log", Text, ForeignKey("governance_objects.id")),
     Column("started_at", UtcTime, nullable=False),
     Column("ended_at", UtcTime),
+    info=UNRECORDED,
 )
 
 checkpoints = Table(

@@ -1,4 +1,4 @@
-"""The doors that the tests of the HTTP door and its client knock at."""
+"""Served platforms for the tests of the HTTP API and its client."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from interfaces import ServedPlatform, serve
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedPlatform]:
-    """A door that the tests of a module share, on SQLite."""
-    with serve(tmp_path_factory.mktemp("served")) as door:
-        yield door
+    """A served platform on SQLite, shared by the tests of a module."""
+    with serve(tmp_path_factory.mktemp("served")) as platform:
+        yield platform
 
 
 @pytest.fixture(scope="module", params=["sqlite", "postgres"])
 def served_on_each(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ServedPlatform]:
-    """A door that the tests of a module share, once on SQLite and once on PostgreSQL."""
+    """A served platform shared by the tests of a module, on SQLite and on PostgreSQL."""
     with ExitStack() as stack:
         url = "sqlite"
         if request.param == "postgres":

@@ -1,4 +1,4 @@
-"""`fj.connect`: whom it takes itself for, what it keeps, and what it says when the platform is not there."""
+"""`fj.connect`: credentials, saved tokens, and errors when the platform is not available."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from interfaces import ServedPlatform
 
 @pytest.fixture(autouse=True)
 def config_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Nobody's credentials but this test's."""
+    """Use a folder for credentials that belongs to this test."""
     monkeypatch.setenv("FALAJ_CONFIG_DIR", str(tmp_path / "config"))
     for name in ("FALAJ_TOKEN", "FALAJ_CA"):
         monkeypatch.delenv(name, raising=False)
@@ -30,7 +30,7 @@ def config_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @contextmanager
 def answering(raw: bytes) -> Iterator[str]:
-    """The address of something that answers `raw` to whatever it is asked."""
+    """Yield the address of a server that answers `raw` to every request."""
     listener = socket.create_server(("127.0.0.1", 0))
 
     def serve() -> None:
@@ -59,6 +59,7 @@ def name_of(url: str, token: str | None = None) -> str:
 # ---------------------------------------------------------------------------------------------- credentials
 
 
+@pytest.mark.slow
 def test_the_token_comes_from_the_caller_then_the_environment_then_the_file(
     served: ServedPlatform, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -76,7 +77,7 @@ def test_a_token_may_have_white_space_around_it(served: ServedPlatform) -> None:
 
 
 @pytest.mark.parametrize("token", ["fj_secret.one\ntwo", "fj_secret.é", "fj_secret.\x00"])
-def test_a_token_that_cannot_be_one_is_refused_and_not_shown(served: ServedPlatform, token: str) -> None:
+def test_a_malformed_token_is_refused_and_not_shown(served: ServedPlatform, token: str) -> None:
     with pytest.raises(Unauthenticated) as caught:
         name_of(served.url, token)
 
@@ -119,7 +120,7 @@ def test_a_broken_file_is_named(config_dir: Path, text: str) -> None:
         credentials.token_for("http://one:1")
 
 
-def test_many_who_save_at_once_lose_nothing() -> None:
+def test_concurrent_saves_lose_nothing() -> None:
     names = [f"http://host:{number}" for number in range(24)]
     threads = [threading.Thread(target=credentials.save, args=(name, name)) for name in names]
     for thread in threads:
@@ -130,7 +131,7 @@ def test_many_who_save_at_once_lose_nothing() -> None:
     assert [credentials.token_for(name) for name in names] == names
 
 
-def test_a_sign_in_code_gives_a_token_that_is_kept(served: ServedPlatform) -> None:
+def test_a_sign_in_code_is_exchanged_for_a_token_that_is_saved(served: ServedPlatform) -> None:
     code = served.connect(served.developer).tokens.sign_in_link().code
 
     assert credentials.sign_in(served.url, code) == "dana"
@@ -140,16 +141,16 @@ def test_a_sign_in_code_gives_a_token_that_is_kept(served: ServedPlatform) -> No
         credentials.sign_in(served.url, code)
 
 
-# ----------------------------------------------------------------------------------------- who answers at all
+# --------------------------------------------------------------------------------- servers that are not Falaj
 
 
-def test_nobody_there_is_unavailable_and_says_where() -> None:
+def test_a_server_that_does_not_answer_is_unavailable_with_its_address() -> None:
     with pytest.raises(Unavailable, match=r"http://127\.0\.0\.1:1 does not answer"):
         name_of("http://127.0.0.1:1", "fj_x.y")
 
 
 @pytest.mark.parametrize("url", ["nonsense", "ftp://127.0.0.1", "http://[::1", "http://a:b", ""])
-def test_what_is_no_address_is_told(url: str) -> None:
+def test_an_invalid_address_is_refused(url: str) -> None:
     with pytest.raises((InvalidInput, Unavailable)):
         name_of(url, "fj_x.y")
 
@@ -164,12 +165,12 @@ def test_what_is_no_address_is_told(url: str) -> None:
         (b"", Unavailable),
     ],
 )
-def test_who_is_no_falaj_is_noticed(raw: bytes, error: type[Exception]) -> None:
+def test_a_server_that_is_not_falaj_is_recognized(raw: bytes, error: type[Exception]) -> None:
     with answering(raw) as url, pytest.raises(error, match=r"127\.0\.0\.1"):
         name_of(url, "fj_x.y")
 
 
-def test_an_error_code_of_a_later_version_is_an_error_still() -> None:
+def test_an_unknown_error_code_is_still_an_error() -> None:
     problem = json.dumps({"code": "moon.full", "detail": "wait a week"}).encode()
     raw = b"HTTP/1.1 409 Conflict\r\ncontent-length: %d\r\n\r\n%s" % (len(problem), problem)
 
@@ -198,7 +199,7 @@ def test_a_proxy_of_the_environment_is_not_used(
 # ------------------------------------------------------------------------------------------------------ use
 
 
-def test_put_takes_bytes_files_and_pieces(served: ServedPlatform, tmp_path: Path) -> None:
+def test_put_takes_bytes_files_and_chunks(served: ServedPlatform, tmp_path: Path) -> None:
     data = bytes(range(256)) * 9000
     (tmp_path / "file").write_bytes(data)
     platform = served.platform
@@ -219,12 +220,12 @@ def test_a_refused_upload_says_why_however_large_it_is(served: ServedPlatform) -
         platform.blobs.upload(pieces)
 
 
-def test_more_than_the_door_takes_is_too_large(served: ServedPlatform) -> None:
+def test_a_request_above_the_size_limit_is_too_large(served: ServedPlatform) -> None:
     with pytest.raises(TooLarge, match="at most 1048576 bytes"):
         served.platform.tokens.issue(purpose="x", actions=("blobs.read",) * 100_000)
 
 
-def test_a_closed_client_says_so(served: ServedPlatform) -> None:
+def test_a_closed_client_raises_a_clear_error(served: ServedPlatform) -> None:
     platform = fj.connect(served.url, served.admin)
     platform.close()
 
@@ -232,7 +233,7 @@ def test_a_closed_client_says_so(served: ServedPlatform) -> None:
         platform.users.whoami()
 
 
-def test_neither_the_platform_nor_its_rooms_show_the_token(served: ServedPlatform) -> None:
+def test_neither_the_platform_nor_its_services_show_the_token(served: ServedPlatform) -> None:
     shown = f"{served.platform!r} {served.platform.workspaces!r} {served.platform.workspaces.gate!r}"
 
     assert served.url in shown

@@ -1,8 +1,9 @@
-"""Input that is wrong, broken or too much: refused with the field's name, never a fault of ours."""
+"""Wrong, broken or oversized input is refused with the field's name, and is never an internal error."""
 
 from __future__ import annotations
 
 import json
+import resource
 from typing import Any
 
 import httpx
@@ -16,7 +17,7 @@ LIST = "/api/v1/workspaces/list"
 LIMIT = 2**20
 
 WRONG = {
-    # what is wrong: (path, body, the fault's field)
+    # wrong input: (path, body, the field of the fault)
     "no JSON": (CREATE, b"name=risk", "body"),
     "half a JSON": (CREATE, b'{"name": "ri', "body"),
     "two JSONs": (CREATE, b'{"name": "a"} {"name": "b"}', "body"),
@@ -72,7 +73,7 @@ def test_wrong_input_is_refused_by_its_field(served: ServedPlatform, what: str) 
     assert len(answer.content) < 2000
 
 
-def test_all_faults_come_at_once(served: ServedPlatform) -> None:
+def test_all_faults_are_reported_at_once(served: ServedPlatform) -> None:
     body = {"workspace": "../a", "subject": 7, "role": "god", "more": True}
 
     faults = served.as_admin.post("/api/v1/workspaces/grant", json=body).json()["faults"]
@@ -89,6 +90,22 @@ def test_thousands_of_faults_are_not_all_listed(served: ServedPlatform) -> None:
 
     assert answer.status_code == 422
     assert len(answer.json()["faults"]) == 50
+
+
+def test_a_megabyte_of_faults_takes_little_memory(served: ServedPlatform) -> None:
+    before = peak_bytes()
+
+    for path, field, item in [("features/read", "keys", b"1,"), ("features/apply", "views", b"{},")]:
+        body = b'{"%s": [%s 1]}' % (field.encode(), item * (LIMIT // len(item) - 20))
+        answer = served.http(served.stranger).post(f"/api/v1/{path}", content=body)
+
+        assert answer.status_code == 422
+        assert len(answer.json()["faults"]) < 10
+    assert peak_bytes() - before < 64 << 20
+
+
+def peak_bytes() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 @pytest.mark.parametrize(
@@ -113,7 +130,7 @@ def test_a_fault_shows_only_the_beginning_of_what_was_given(served: ServedPlatfo
     assert len(answer.json()["faults"][0]["given"]) < 200
 
 
-# ---------------------------------------------------------------------------------- text that databases mind
+# -------------------------------------------------------------------------------- text that databases refuse
 
 
 TEXTS = ["\x00", "a\x00b", "😀", "'; DROP TABLE objects; --", "%", "\\", "\u2028", "\ufeff", "٣", "x" * 200]
@@ -126,8 +143,30 @@ FREE_TEXT = [
 ]
 
 
+DEEP = {
+    "brackets": "(" * 5_000 + "true" + ")" * 5_000,
+    "sets": "[" * 5_000 + "1" + "]" * 5_000,
+    "records": "{a:" * 5_000 + "1" + "}" * 5_000,
+    "nots": "!(" * 5_000 + "true" + ")" * 5_000,
+    "conditions": "if true then true else " * 5_000 + "true",
+    "a chain": "true" + " && true" * 20_000,
+}
+
+
+@pytest.mark.parametrize("what", DEEP)
+def test_a_deep_policy_of_any_caller_is_refused_and_the_server_lives(
+    served: ServedPlatform, what: str
+) -> None:
+    text = f"permit (principal, action, resource) when {{ {DEEP[what]} }};"
+
+    answer = served.http(served.stranger).post("/api/v1/policies/check", json={"text": text})
+
+    assert (answer.status_code, answer.json()["code"]) == (422, "policy.invalid")
+    assert served.as_admin.post(LIST, json={}).status_code == 200
+
+
 @pytest.mark.parametrize(("path", "field"), FREE_TEXT)
-def test_free_text_is_taken_or_refused_but_breaks_nothing(
+def test_free_text_is_accepted_or_refused_but_breaks_nothing(
     served_on_each: ServedPlatform, path: str, field: str
 ) -> None:
     for text in TEXTS:
@@ -139,7 +178,7 @@ def test_free_text_is_taken_or_refused_but_breaks_nothing(
 
 
 @pytest.mark.parametrize("age", ["P3000000D", "P999999999D"])
-def test_an_age_without_end_is_taken_or_refused(served: ServedPlatform, age: str) -> None:
+def test_a_huge_duration_is_accepted_or_refused(served: ServedPlatform, age: str) -> None:
     answer = served.as_admin.post("/api/v1/blobs/cleanup", json={"older_than": age})
 
     assert answer.status_code in (200, 422)
@@ -148,14 +187,14 @@ def test_an_age_without_end_is_taken_or_refused(served: ServedPlatform, age: str
 @pytest.mark.parametrize(
     "query", ["after=%ff%fe", "after=%00", "after=%ed%a0%80", "limit=%35", "&&=&", "after"]
 )
-def test_a_strange_query_is_taken_or_refused(served: ServedPlatform, query: str) -> None:
+def test_an_odd_query_is_accepted_or_refused(served: ServedPlatform, query: str) -> None:
     assert served.as_admin.get(f"{LIST}?{query}").status_code in (200, 422)
 
 
 # ------------------------------------------------------------------------------------------------- sizes
 
 
-def test_a_body_that_says_it_is_too_large_is_refused_unread(served: ServedPlatform) -> None:
+def test_a_body_declared_too_large_is_refused_unread(served: ServedPlatform) -> None:
     answer = served.as_admin.post(CREATE, content=b'{"name": "%s"}' % (b"a" * 10_000_000))
 
     assert answer.status_code == 413
@@ -180,13 +219,13 @@ def test_the_limit_is_exact(served: ServedPlatform, size: int, status: int, in_c
     assert answer.status_code == status
 
 
-def test_the_limit_is_the_configured_one_and_holds_for_strangers_too(served: ServedPlatform) -> None:
+def test_the_configured_limit_also_holds_for_unauthenticated_callers(served: ServedPlatform) -> None:
     answer = served.as_nobody.post("/signin", json={"code": "a" * LIMIT})
 
     assert answer.status_code == 413
 
 
-def test_the_connection_serves_on_after_a_body_that_was_too_large(served: ServedPlatform) -> None:
+def test_the_connection_continues_after_a_body_that_was_too_large(served: ServedPlatform) -> None:
     client = served.http(served.admin)
     client.post(CREATE, content=bytes(5_000_000))
 
@@ -213,7 +252,7 @@ JUNK: list[Any] = [[], "x", 5, {"": {}}, {"a": [None]}, {"\x00": 1}]
 @pytest.mark.parametrize(
     "op", [op for op in all_operations().values() if not op.upload], ids=lambda op: op.name
 )
-def test_junk_is_never_a_fault_of_ours(served: ServedPlatform, op: Any) -> None:
+def test_junk_is_never_an_internal_error(served: ServedPlatform, op: Any) -> None:
     fields = {name: {"deep": ["junk"]} for name in op.parameters}
 
     for junk in [*JUNK, *([fields] if fields else [])]:

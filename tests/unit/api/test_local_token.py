@@ -1,4 +1,4 @@
-"""The token of the local command line is replaced at every start; what was asked for with the old one goes on."""
+"""The token of the local CLI is replaced at every start; jobs submitted with the old one continue."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from falaj.training.tables import jobs
 from platforms import OwnPlatform
 
 
+@pytest.mark.slow
 def test_a_job_that_was_submitted_before_a_restart_may_still_act(light_platform: OwnPlatform) -> None:
     parts = light_platform.parts
     authenticator = Authenticator([BuiltInDirectory(parts.database, parts.gate.clock)], parts.database)
@@ -34,7 +35,7 @@ def test_a_job_that_was_submitted_before_a_restart_may_still_act(light_platform:
     assert authenticator.authenticate(second, origin="test")[0].id == caller.id
 
 
-def test_a_token_that_was_revoked_stays_so(light_platform: OwnPlatform) -> None:
+def test_a_revoked_token_stays_revoked(light_platform: OwnPlatform) -> None:
     issue_owner_credentials(light_platform.parts)
     (before,) = light_platform.tokens.list().items
     light_platform.tokens.revoke(before.id)

@@ -1,4 +1,4 @@
-"""What the door leaves behind: logs as JSON lines without secrets, and metrics for those who may see them."""
+"""Logs of the API as JSON lines without secrets, and metrics for operators and auditors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PASSWORD = "hunter2-of-the-database"
 
 
 class Lines(logging.Handler):
-    """What would stand in the log file."""
+    """The lines that the log file would hold."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class Lines(logging.Handler):
 
 @pytest.fixture
 def log() -> Iterator[Lines]:
-    """Everything that is logged meanwhile, by anyone, at any level."""
+    """Yield everything that is logged meanwhile, at any level."""
     lines, root = Lines(), logging.getLogger()
     before = root.level
     root.addHandler(lines)
@@ -70,7 +70,7 @@ def test_each_request_is_one_line_with_its_id(served: ServedPlatform, log: Lines
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT.*\+00:00", line["at"])
 
 
-def test_a_crash_is_logged_with_its_trace_and_request_and_told_to_nobody(
+def test_a_crash_is_logged_with_its_trace_and_request_and_not_shown_to_callers(
     served: ServedPlatform, log: Lines
 ) -> None:
     answer = served.as_admin.post("/api/v1/probe/crash", headers={"X-Request-ID": "req-2"})
@@ -106,7 +106,7 @@ def test_a_stream_that_breaks_is_logged(served: ServedPlatform, log: Lines) -> N
     assert any(SECRET in line.get("trace", "") for line in log.parsed())
 
 
-def test_a_caller_who_hangs_up_is_no_fault_of_ours(served: ServedPlatform, log: Lines) -> None:
+def test_a_caller_who_disconnects_is_not_an_internal_error(served: ServedPlatform, log: Lines) -> None:
     with pytest.raises(RuntimeError, match="hung up"):
         served.as_admin.post("/api/v1/workspaces/create", content=hangs_up())
 
@@ -118,7 +118,7 @@ def hangs_up() -> Iterator[bytes]:
     raise RuntimeError("hung up")
 
 
-def test_lines_stay_lines_whatever_is_logged(log: Lines) -> None:
+def test_log_messages_cannot_break_lines(log: Lines) -> None:
     logging.getLogger("falaj.test").warning(
         "one\ntwo\u2028three %s", "four\r\n", extra={"odd": {1, 2}, "n": None}
     )
@@ -166,14 +166,14 @@ def test_no_secret_reaches_the_log(served: ServedPlatform, log: Lines) -> None:
         f"connection to server failed: password='{PASSWORD}'",
     ],
 )
-def test_what_looks_like_a_secret_is_blotted_out(text: str) -> None:
+def test_text_that_looks_like_a_secret_is_masked(text: str) -> None:
     line = redact(json.dumps({"message": text, "after": "it"}))
 
     assert PASSWORD not in line
     assert json.loads(line)["after"] == "it"
 
 
-def test_what_is_no_secret_is_left_as_it_is() -> None:
+def test_text_without_secrets_is_not_changed() -> None:
     text = "there is no blob 'fj_report.csv' at http://127.0.0.1:7480/api, code 5; bearer of news"
 
     assert redact(text).startswith("there is no blob")
@@ -183,7 +183,8 @@ def test_what_is_no_secret_is_left_as_it_is() -> None:
 @pytest.mark.parametrize(
     "url", [f"postgresql://falaj:{PASSWORD}@127.0.0.1:1/falaj", f"postgresql://falaj:{PASSWORD}@[bad"]
 )
-def test_a_process_that_cannot_start_does_not_tell_its_password(tmp_path: Path, url: str) -> None:
+@pytest.mark.slow
+def test_a_process_that_cannot_start_does_not_print_its_password(tmp_path: Path, url: str) -> None:
     home = tmp_path / "home"
     home.mkdir()
     (home / "falaj.toml").write_text('[metadata]\ndriver = "postgres"\nurl = "env:DATABASE_URL"\n')
@@ -231,7 +232,7 @@ def test_metrics_are_for_operators_and_auditors(served: ServedPlatform) -> None:
     assert served.as_nobody.get("/metrics").status_code == 401
 
 
-def test_metrics_are_the_same_by_every_door(served: ServedPlatform) -> None:
+def test_metrics_are_the_same_on_every_interface(served: ServedPlatform) -> None:
     scraped = served.as_admin.get("/metrics")
 
     assert scraped.headers["content-type"].startswith("text/plain; version=0.0.4")
@@ -239,7 +240,7 @@ def test_metrics_are_the_same_by_every_door(served: ServedPlatform) -> None:
     assert "# TYPE falaj_request_seconds histogram" in served.platform.platform.metrics().text
 
 
-def test_what_callers_send_makes_no_new_series(served: ServedPlatform) -> None:
+def test_caller_input_creates_no_metric_series(served: ServedPlatform) -> None:
     served.as_admin.get("/invented/by/a/caller")
     served.as_admin.get("/api/v1/invented/verb", headers={"X-Request-ID": "invented"})
 

@@ -1,4 +1,4 @@
-"""The OpenAPI document: valid, complete, and true; a fuzzer holds the door to every word of it."""
+"""The OpenAPI document is valid and complete, and a fuzzer checks that the API conforms to it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FUZZED = {
     found.ok().label: found.ok() for found in schemathesis.openapi.from_dict(DOCUMENT).get_all_operations()
 }
 EXCLUDED: dict[str, str] = {}
-"""What the fuzzer leaves out, and why. Nothing: whom it disables and whose keys it destroys are its own."""
+"""Operations that the fuzzer leaves out, and why. None: the users and keys that it removes are its own."""
 
 CHECKS = [
     not_a_server_error,
@@ -42,18 +42,19 @@ CHECKS = [
 ]
 ROUNDS = 8
 LONGEST_URL = 60_000
-"""A longer one is refused by the server's parser, with 400, before it reaches the door."""
+"""A longer one is refused by the server's parser, with 400, before it reaches the API."""
 
 
 # --------------------------------------------------------------------------------------------- the document
 
 
+@pytest.mark.slow
 def test_the_document_is_valid_openapi_3_1() -> None:
     assert DOCUMENT["openapi"] == "3.1.0"
     assert list(OpenAPIV31SpecValidator(DOCUMENT).iter_errors()) == []
 
 
-def test_every_operation_stands_in_the_document_under_its_name() -> None:
+def test_every_operation_is_in_the_document_under_its_name() -> None:
     documented = {
         method["operationId"]: (path, verb)
         for path, methods in DOCUMENT["paths"].items()
@@ -65,14 +66,14 @@ def test_every_operation_stands_in_the_document_under_its_name() -> None:
     assert documented == expected
 
 
-def test_every_operation_says_what_it_does_and_what_can_go_wrong() -> None:
+def test_every_operation_has_a_description_and_its_errors() -> None:
     for path, methods in DOCUMENT["paths"].items():
         for method in methods.values():
             assert method["summary"], path
             assert {"200", "401", "403", "404", "409", "413", "422", "503"} <= method["responses"].keys()
 
 
-def test_every_reference_leads_somewhere() -> None:
+def test_every_reference_has_a_target() -> None:
     schemas = {f"#/components/schemas/{name}" for name in DOCUMENT["components"]["schemas"]}
 
     assert set(references(DOCUMENT)) <= schemas
@@ -91,7 +92,8 @@ def test_writes_take_an_idempotency_key_and_reads_do_not() -> None:
         assert ("Idempotency-Key" in names) is not op.mode.reads
 
 
-def test_the_document_is_served_to_whoever_has_a_token(served: ServedPlatform) -> None:
+@pytest.mark.slow
+def test_the_document_is_served_to_authenticated_callers(served: ServedPlatform) -> None:
     path = "/api/v1/openapi.json"
 
     assert served.as_nobody.get(path).status_code == 401
@@ -116,7 +118,7 @@ def references(part: Any) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def known(served: ServedPlatform) -> dict[str, list[Any]]:
-    """Values that name something, by parameter: without them a fuzzer never gets behind "not found"."""
+    """Return names of existing objects by parameter, without which a fuzzer only ever gets "not found"."""
     platform = served.platform
     platform.put("data", b"some bytes", workspace="risk")
     platform.put("spare", b"more bytes", workspace="risk")
@@ -147,9 +149,10 @@ def known(served: ServedPlatform) -> dict[str, list[Any]]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE], ids=["valid", "invalid"])
 @pytest.mark.parametrize("label", [label for label in FUZZED if label not in EXCLUDED])
-def test_the_door_does_what_the_document_says(
+def test_the_api_conforms_to_the_document(
     served: ServedPlatform,
     known: dict[str, list[Any]],
     label: str,
@@ -181,5 +184,5 @@ def test_the_door_does_what_the_document_says(
 
 
 def name_of(operation: Any) -> str:
-    """The operation's own name, by GET and by POST."""
+    """Return the operation's name, for GET and for POST."""
     return str(operation.definition.raw["operationId"]).removesuffix(".get")

@@ -1,4 +1,4 @@
-"""A metadata database that goes away and comes back."""
+"""A metadata database that becomes unavailable and comes back."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from falaj.errors import Unavailable
 from interfaces import ServedPlatform, serve
 from polling import eventually
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def database(postgres_server: Any) -> Iterator[str]:
@@ -23,13 +25,13 @@ def database(postgres_server: Any) -> Iterator[str]:
 
 @pytest.fixture
 def served(postgres_server: Any, database: str, tmp_path: Path) -> Iterator[ServedPlatform]:
-    with serve(tmp_path, url=postgres_server.url(database)) as door:
-        yield door
+    with serve(tmp_path, url=postgres_server.url(database)) as platform:
+        yield platform
 
 
 @contextmanager
 def away(server: Any, database: str) -> Iterator[None]:
-    """The database takes no connections, and those that there were are cut."""
+    """Make the database refuse connections, and close the open ones."""
     cut = f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{database}'"
     server.execute(f"ALTER DATABASE {database} ALLOW_CONNECTIONS false", cut)
     try:
@@ -38,7 +40,7 @@ def away(server: Any, database: str) -> Iterator[None]:
         server.execute(f"ALTER DATABASE {database} ALLOW_CONNECTIONS true")
 
 
-def test_an_outage_is_told_and_over_when_it_is_over(
+def test_an_outage_is_reported_until_it_ends(
     postgres_server: Any, database: str, served: ServedPlatform
 ) -> None:
     platform = served.platform
@@ -56,7 +58,7 @@ def test_an_outage_is_told_and_over_when_it_is_over(
     assert "meanwhile" not in names
 
 
-def test_an_outage_does_not_tell_strangers_where_the_database_is(
+def test_an_outage_does_not_show_the_database_address_to_unauthenticated_callers(
     postgres_server: Any, database: str, served: ServedPlatform
 ) -> None:
     with away(postgres_server, database):

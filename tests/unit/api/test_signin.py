@@ -1,4 +1,4 @@
-"""Signing in by link: the code works once, for five minutes, and the page around it gives nothing away."""
+"""Signing in by link: the code works once, for five minutes, and the page leaks nothing."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_signing_in_is_audited(served: ServedPlatform) -> None:
 
 JUNK = [
     *(b"", b"{}", b"[]", b"null", b'"code"', b"5", b'{"code": null}', b'{"code": 5}', b'{"code": ["x"]}'),
-    *(b"\xff\xfe", rb'{"code": "\ud800"}', b'{"code":' + b"[" * 100_000, b'{"code": NaN}', b"code=x"),
+    *(b"\xff\xfe", rb'{"code": "\ud800"}', b'{"code":' + b"[" * 4000, b'{"code": NaN}', b"code=x"),
 ]
 
 
@@ -84,15 +84,15 @@ def test_junk_is_refused(served: ServedPlatform, body: bytes) -> None:
     assert answer.json()["faults"][0]["where"] == "body"
 
 
-@pytest.mark.parametrize("code", ["", "x", "\x00", "é😀", "'; --", "x" * 100_000, "fj_x.y"])
-def test_a_code_that_is_none_is_refused(served_on_each: ServedPlatform, code: str) -> None:
+@pytest.mark.parametrize("code", ["", "x", "\x00", "é😀", "'; --", "x" * 4000, "fj_x.y"])
+def test_an_invalid_code_is_refused(served_on_each: ServedPlatform, code: str) -> None:
     answer = served_on_each.as_nobody.post("/signin", content=json.dumps({"code": code}))
 
     assert answer.status_code == 401
     assert "x" * 100 not in answer.text
 
 
-def test_a_token_is_no_code_and_a_code_is_no_token(served: ServedPlatform) -> None:
+def test_tokens_and_codes_are_not_interchangeable(served: ServedPlatform) -> None:
     code = served.platform.tokens.sign_in_link().code
 
     assert served.as_nobody.post("/signin", json={"code": served.admin}).status_code == 401
@@ -112,7 +112,7 @@ def test_the_page_loads_nothing_from_elsewhere(served: ServedPlatform) -> None:
     assert page.headers["content-type"].startswith("text/html")
     assert "javascript" in script.headers["content-type"]
     assert re.findall(r'(?:src|href|action)="([^"]*)"', page.text) == ["/signin.js"]
-    assert "<script>" not in page.text  # the policy forbids scripts in the page
+    assert "<script>" not in page.text  # the content security policy forbids inline scripts
     assert "http" not in script.text
     assert "innerHTML" not in script.text
     policy = page.headers["content-security-policy"]

@@ -1,4 +1,4 @@
-"""Streams over HTTP: whole, in ranges, broken in the middle, cut on the way, and taken up again."""
+"""Streams over HTTP: complete, in ranges, failing in the middle, interrupted, and continued."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from interfaces import ServedPlatform
 from probe import SECRET, Note, Probe
 
 MIB = 2**20
-DATA = bytes(n * 7 % 251 for n in range(100_000)) * 53  # a little over 5 MiB, and no frame like another
+DATA = bytes(n * 7 % 251 for n in range(100_000)) * 53  # a little over 5 MiB, with no two frames alike
 PLACES = [
     (0, None),
     (0, 0),
@@ -44,7 +44,7 @@ def platform(served: ServedPlatform) -> Platform:
 
 @pytest.fixture(scope="module")
 def probe(platform: Platform) -> Any:
-    """The probe, far away."""
+    """The probe service over HTTP."""
     return remote_service(Probe, platform.workspaces.gate)
 
 
@@ -58,7 +58,7 @@ def test_bytes_come_back_as_they_were_sent(served_on_each: ServedPlatform) -> No
     assert served_on_each.platform.get("five-mib") == DATA
 
 
-def test_an_upload_may_come_in_any_pieces(served_on_each: ServedPlatform) -> None:
+def test_an_upload_may_come_in_any_chunks(served_on_each: ServedPlatform) -> None:
     pieces = [b"", DATA[:1], DATA[1:100_001], b"", DATA[100_001:]]
 
     staged = served_on_each.platform.blobs.upload(iter(pieces))
@@ -73,7 +73,7 @@ def test_a_range_is_a_slice(platform: Platform, offset: int, length: int | None)
     assert read == (DATA[offset:] if length is None else DATA[offset : offset + length])
 
 
-def test_nothing_is_a_blob_too(platform: Platform) -> None:
+def test_an_empty_upload_is_a_blob(platform: Platform) -> None:
     assert platform.blobs.show("empty").size_bytes == 0
     assert list(platform.blobs.read("empty")) == []
 
@@ -88,7 +88,7 @@ def test_an_upload_that_breaks_off_stores_nothing(platform: Platform) -> None:
         platform.blobs.upload(half())
 
     assert len(platform.blobs.list().items) == before
-    assert platform.get("data") == DATA  # and the client goes on
+    assert platform.get("data") == DATA  # and the client continues
 
 
 # -------------------------------------------------------------------------------------- records and tables
@@ -139,7 +139,7 @@ def test_an_error_among_records_arrives_with_its_type(probe: Any, count: int) ->
     assert caught.value.details == {"at": "the end"}
 
 
-def test_what_came_before_an_error_was_received(probe: Any) -> None:
+def test_records_before_an_error_are_received(probe: Any) -> None:
     stream = probe.notes(count=3, end="conflict")
 
     assert [next(stream).number for _ in range(3)] == [0, 1, 2]
@@ -148,7 +148,7 @@ def test_what_came_before_an_error_was_received(probe: Any) -> None:
 
 
 @pytest.mark.parametrize("count", [0, 3])
-def test_a_crash_among_records_says_nothing_of_our_insides(probe: Any, count: int) -> None:
+def test_a_crash_between_records_shows_no_internals(probe: Any, count: int) -> None:
     with pytest.raises(Internal) as caught:
         list(probe.notes(count=count, end="crash"))
 
@@ -171,7 +171,7 @@ def test_an_error_among_batches_is_an_interruption(probe: Any) -> None:
         probe.table(count=3, end="crash").read_all()
 
 
-def test_a_role_taken_away_in_the_middle_ends_the_stream(served: ServedPlatform, platform: Platform) -> None:
+def test_a_role_revoked_in_the_middle_ends_the_stream(served: ServedPlatform, platform: Platform) -> None:
     platform.users.create("reader")
     platform.workspaces.grant("default", "reader", role="viewer")
     platform.put("long", bytes(30 * MIB))
@@ -209,7 +209,7 @@ def test_a_stream_ends_when_its_token_expires(
             reader.users.whoami()
 
 
-def test_a_stream_goes_on_while_its_token_lasts(served: ServedPlatform, platform: Platform) -> None:
+def test_a_stream_continues_while_its_token_is_valid(served: ServedPlatform, platform: Platform) -> None:
     reader = served.connect(served.issue(expires_in=timedelta(minutes=3)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(served.parts.gate, "_recheck_s", 0.0)
@@ -222,11 +222,11 @@ def test_a_stream_goes_on_while_its_token_lasts(served: ServedPlatform, platform
     assert len(first) + sum(map(len, rest)) == 100 * 65536
 
 
-# ----------------------------------------------------------------------------------------- cut on the way
+# -------------------------------------------------------------------------------- interrupted connections
 
 
 @pytest.mark.parametrize("cut", [1000, 500_000, 3_000_000])
-def test_a_read_that_is_cut_goes_on_from_its_offset(
+def test_an_interrupted_read_continues_from_its_offset(
     served: ServedPlatform, platform: Platform, cut: int
 ) -> None:
     with cutting_proxy(served.url, [cut]) as proxy, connect(proxy.url, served.admin) as away:
@@ -238,7 +238,9 @@ def test_a_read_that_is_cut_goes_on_from_its_offset(
         assert proxy.sent.count(b'"offset":') == 2
 
 
-def test_a_read_that_is_cut_again_and_again_is_given_up(served: ServedPlatform, platform: Platform) -> None:
+def test_a_read_that_is_interrupted_repeatedly_is_abandoned(
+    served: ServedPlatform, platform: Platform
+) -> None:
     with cutting_proxy(served.url, [100_000] * 9) as proxy, connect(proxy.url, served.admin) as away:
         with pytest.raises(Interrupted):
             list(away.blobs.read("data"))
@@ -246,7 +248,7 @@ def test_a_read_that_is_cut_again_and_again_is_given_up(served: ServedPlatform, 
         assert proxy.connections == 3
 
 
-def test_records_that_are_cut_are_an_interruption(served: ServedPlatform, platform: Platform) -> None:
+def test_truncated_records_are_an_interruption(served: ServedPlatform, platform: Platform) -> None:
     with cutting_proxy(served.url, [20_000]) as proxy, connect(proxy.url, served.admin) as away:
         stream = remote_service(Probe, away.workspaces.gate).notes(count=1000, text="x" * 100)
 
@@ -294,9 +296,8 @@ def test_a_client_keeps_its_connection(served: ServedPlatform, platform: Platfor
         )  # Arrow ends before its stream does: its connection is not used again
 
 
-def test_streams_that_nobody_reads_let_go_of_their_connections(
-    served: ServedPlatform, platform: Platform
-) -> None:
+@pytest.mark.slow
+def test_unread_streams_release_their_connections(served: ServedPlatform, platform: Platform) -> None:
     with connect(served.url, served.admin) as away:
         pool = away.workspaces.gate._client._transport._pool
         for read in (away.blobs.read, away.lineage.graph, away.audit.table):
@@ -308,10 +309,9 @@ def test_streams_that_nobody_reads_let_go_of_their_connections(
             assert [each for each in pool.connections if not each.is_idle()] == []
 
 
-def test_many_who_wait_for_news_do_not_stop_the_door(served: ServedPlatform, platform: Platform) -> None:
-    work = platform.blobs.copy(
-        "data", "local", name="copied"
-    )  # nobody carries it out: no controller runs here
+@pytest.mark.slow
+def test_many_open_streams_do_not_block_the_api(served: ServedPlatform, platform: Platform) -> None:
+    work = platform.blobs.copy("data", "local", name="copied")  # it stays pending: no controller runs here
     headers = {"Authorization": f"Bearer {served.admin}"}
     watch = httpx.Request("GET", f"{served.url}/api/v1/workflows/watch?work={work.id}", headers=headers)
     clients = [httpx.Client() for _ in range(41)]

@@ -1,65 +1,28 @@
-"""TLS 1.3 or loopback: nothing else."""
+"""TLS 1.3 is required except on loopback."""
 
 from __future__ import annotations
 
 import socket
 import ssl
 from collections.abc import Iterator
-from dataclasses import dataclass
-from datetime import timedelta
-from ipaddress import ip_address
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 
 import falaj as fj
+from certificates import Certificate, make_certificate
 from falaj.apps.supervisor import up
+from falaj.apps.tls_listener import HANDSHAKE_S, MOST_HANDSHAKES
 from falaj.assembly.config import read_config
 from falaj.errors import ConfigInvalid, InvalidInput, Unavailable
-from falaj.records.record import utc_now
 from interfaces import ServedPlatform, serve
-
-
-@dataclass(frozen=True)
-class Certificate:
-    pem: Path
-    key: Path
 
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
-    """A certificate for 127.0.0.1, signed by itself."""
-    folder = tmp_path_factory.mktemp("tls")
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "falaj test")])
-    made = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(utc_now() - timedelta(days=1))
-        .not_valid_after(utc_now() + timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    found = Certificate(folder / "certificate.pem", folder / "key.pem")
-    found.pem.write_bytes(made.public_bytes(serialization.Encoding.PEM))
-    found.key.write_bytes(
-        key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
-        )
-    )
-    return found
+    return make_certificate(tmp_path_factory.mktemp("tls"))
 
 
 @pytest.fixture(scope="module")
@@ -69,8 +32,8 @@ def served_by_tls(
     toml = f'[server.tls]\ncertificate = "{certificate.pem}"\nkey = "{certificate.key}"'
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FALAJ_CA", str(certificate.pem))
-        with serve(tmp_path_factory.mktemp("served"), toml=toml) as door:
-            yield door
+        with serve(tmp_path_factory.mktemp("served"), toml=toml) as platform:
+            yield platform
 
 
 def shake_hands(served: ServedPlatform, certificate: Certificate, version: ssl.TLSVersion) -> str | None:
@@ -84,7 +47,8 @@ def shake_hands(served: ServedPlatform, certificate: Certificate, version: ssl.T
         return secured.version()
 
 
-def test_tls_1_3_is_spoken(served_by_tls: ServedPlatform, certificate: Certificate) -> None:
+@pytest.mark.slow
+def test_tls_1_3_is_accepted(served_by_tls: ServedPlatform, certificate: Certificate) -> None:
     assert shake_hands(served_by_tls, certificate, ssl.TLSVersion.TLSv1_3) == "TLSv1.3"
 
 
@@ -93,12 +57,55 @@ def test_tls_1_2_is_refused(served_by_tls: ServedPlatform, certificate: Certific
         shake_hands(served_by_tls, certificate, ssl.TLSVersion.TLSv1_2)
 
 
+def test_handshakes_that_never_end_keep_nobody_out(
+    served_by_tls: ServedPlatform, certificate: Certificate
+) -> None:
+    where = urlsplit(served_by_tls.url)
+    silent = [socket.create_connection((where.hostname, where.port)) for _ in range(MOST_HANDSHAKES + 50)]
+    try:
+        assert shake_hands(served_by_tls, certificate, ssl.TLSVersion.TLSv1_3) == "TLSv1.3"
+        silent[0].settimeout(HANDSHAKE_S / 2)
+        assert closed_by_peer(silent[0])  # the oldest made room
+    finally:
+        for each in silent:
+            each.close()
+
+
+def closed_by_peer(connection: socket.socket) -> bool:
+    try:
+        return connection.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+@pytest.mark.slow
+def test_a_handshake_that_never_ends_is_cut_off(served_by_tls: ServedPlatform) -> None:
+    where = urlsplit(served_by_tls.url)
+    with socket.create_connection((where.hostname, where.port), timeout=6 * HANDSHAKE_S) as silent:
+        silent.sendall(b"\x16\x03\x01")
+        assert closed_by_peer(silent)
+
+
+@pytest.mark.slow
+def test_bytes_that_are_no_handshake_leave_nothing_behind(
+    served_by_tls: ServedPlatform, certificate: Certificate
+) -> None:
+    where = urlsplit(served_by_tls.url)
+    for sent in (b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x00\x01\x00", bytes(5000), b""):
+        with socket.create_connection((where.hostname, where.port), timeout=30) as stranger:
+            stranger.sendall(sent)
+            while sent and not closed_by_peer(stranger):
+                pass
+
+    assert shake_hands(served_by_tls, certificate, ssl.TLSVersion.TLSv1_3) == "TLSv1.3"
+
+
 def test_plain_http_is_refused(served_by_tls: ServedPlatform) -> None:
     with pytest.raises(httpx.HTTPError):
         httpx.get(served_by_tls.url.replace("https", "http") + "/healthz")
 
 
-def test_the_client_trusts_the_authority_that_it_is_told(served_by_tls: ServedPlatform) -> None:
+def test_the_client_trusts_the_configured_authority(served_by_tls: ServedPlatform) -> None:
     platform = served_by_tls.platform
 
     platform.put("secret", bytes(3_000_000))
@@ -107,7 +114,7 @@ def test_the_client_trusts_the_authority_that_it_is_told(served_by_tls: ServedPl
     assert platform.users.whoami().principal.kind == "user"
 
 
-def test_the_client_trusts_nobody_else(
+def test_the_client_trusts_no_other_authority(
     served_by_tls: ServedPlatform, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("FALAJ_CA")
@@ -119,7 +126,7 @@ def test_the_client_trusts_nobody_else(
         platform.users.whoami()
 
 
-def test_browsers_are_told_to_stay_with_tls(served_by_tls: ServedPlatform, certificate: Certificate) -> None:
+def test_hsts_is_sent_with_tls(served_by_tls: ServedPlatform, certificate: Certificate) -> None:
     trust = ssl.create_default_context(cafile=certificate.pem)
 
     for path in ("/", "/healthz", "/nowhere", "/api/v1/users/whoami"):
@@ -128,11 +135,11 @@ def test_browsers_are_told_to_stay_with_tls(served_by_tls: ServedPlatform, certi
         assert answer.headers["strict-transport-security"] == "max-age=31536000"
 
 
-def test_without_tls_browsers_are_not_told_so(served: ServedPlatform) -> None:
+def test_hsts_is_not_sent_without_tls(served: ServedPlatform) -> None:
     assert "strict-transport-security" not in served.as_nobody.get("/healthz").headers
 
 
-# --------------------------------------------------------------------------------------------- where to listen
+# ----------------------------------------------------------------------------------------- listening addresses
 
 
 BEYOND = ["0.0.0.0", "::", "10.0.0.1", "192.168.1.5", "example.org", ""]

@@ -1,4 +1,4 @@
-"""The machine that jobs run on: what of it they do not see, and how much they may save there."""
+"""The node that jobs run on: paths hidden from jobs, and limits on what they save."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from falaj.ports.sandbox import MachineFacts
 from falaj.records.config import Config
 
 
-def test_secrets_that_lie_elsewhere_are_kept_from_jobs() -> None:
+def test_secrets_outside_the_home_are_hidden_from_jobs() -> None:
     tls = {"certificate": "/usr/local/tls/cert.pem", "key": "/usr/local/tls/key.pem"}
     config = Config.model_validate(
         {
@@ -44,7 +44,7 @@ def test_secrets_that_lie_elsewhere_are_kept_from_jobs() -> None:
     }
 
 
-def test_nothing_else_is_hidden_where_nothing_is_named() -> None:
+def test_nothing_else_is_hidden_without_configuration() -> None:
     assert secret_files(Config()) == ()
 
 
@@ -57,7 +57,7 @@ def test_nothing_else_is_hidden_where_nothing_is_named() -> None:
     ],
     ids=str,
 )
-def test_what_a_job_may_save_follows_from_where_blobs_lie(
+def test_checkpoint_limit_follows_from_the_blob_store(
     tmp_path: Path, blobs: dict[str, str], limit: str | int | None, disk: str | None
 ) -> None:
     jobs = {} if limit is None else {"checkpoint_limit": limit}
@@ -82,7 +82,7 @@ BARE = MachineFacts(is_root=False, python="/opt/python")
         (replace(BARE, landlock_abi=7, landlock_works=True), 2, {}, False),
     ],
 )
-def test_platform_says_in_one_line_why_it_refuses_jobs(
+def test_platform_reports_in_one_line_why_it_refuses_jobs(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     facts: MachineFacts,

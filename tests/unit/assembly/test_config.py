@@ -1,4 +1,4 @@
-"""falaj.toml: what may stand in it, and how its faults are told."""
+"""falaj.toml: valid settings, and errors that name line and field."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_without_a_file_there_is_one_zone_in_ae(tmp_path: Path) -> None:
     assert config.server.bind == "127.0.0.1"
 
 
-def test_the_limit_of_a_checkpoint_is_an_amount(tmp_path: Path) -> None:
+def test_the_checkpoint_limit_is_a_size(tmp_path: Path) -> None:
     assert read(tmp_path, '[jobs]\ncheckpoint_limit = "2GiB"').jobs.checkpoint_limit == 2 << 30
 
     for wrong in ('"lots"', '"-1GiB"', "5", "true"):
@@ -38,7 +38,7 @@ def test_the_limit_of_a_checkpoint_is_an_amount(tmp_path: Path) -> None:
         assert "jobs.checkpoint_limit" in fault
 
 
-def test_a_driver_need_not_be_named(tmp_path: Path) -> None:
+def test_the_driver_name_is_optional(tmp_path: Path) -> None:
     text = '[keys]\npath = "/k"\n[zones.a]\njurisdiction = "AE"\nblobs = { path = "/b" }\n'
 
     config = read(tmp_path, text)
@@ -79,7 +79,7 @@ def test_every_fault_names_its_line_and_field(tmp_path: Path) -> None:
         ('[zones."../up"]\njurisdiction="AE"\n', "a name is"),
     ],
 )
-def test_what_is_refused(tmp_path: Path, text: str | bytes, words: str) -> None:
+def test_invalid_configuration_is_refused(tmp_path: Path, text: str | bytes, words: str) -> None:
     assert words in " ".join(faults(tmp_path, text))
 
 
@@ -108,16 +108,16 @@ def test_a_secret_comes_from_the_environment_or_a_private_file(
 
 
 @pytest.mark.parametrize("secret", ["env:FALAJ_TEST_UNSET", "file:/nonexistent/pin"])
-def test_a_secret_that_is_not_there_is_told_without_it(secret: str) -> None:
+def test_a_missing_secret_is_reported_without_its_value(secret: str) -> None:
     with pytest.raises(ConfigInvalid, match=r"keys\.pin"):
         reveal(secret, field="keys.pin")
 
 
 def test_a_secret_that_others_can_read_is_refused(tmp_path: Path) -> None:
     secret = tmp_path / "pin"
-    secret.write_text("1234")
+    secret.write_text("the pin")
     secret.chmod(0o644)
 
     with pytest.raises(ConfigInvalid, match="chmod 600") as raised:
         reveal(f"file:{secret}", field="keys.pin")
-    assert "1234" not in str(raised.value)
+    assert "the pin" not in str(raised.value)

@@ -1,4 +1,4 @@
-"""What people see of a job that was saved, broken off, and tried again."""
+"""The CLI shows the checkpoints, attempts and retries of a job."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def falaj(template: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 
 @pytest.fixture
 def job(falaj: CommandLine, tmp_path: Path) -> str:
-    """One that runs."""
+    """A running job."""
     ident: str = falaj.json("train", tmp_path / "says.py", "--retries", "1", "--detach")["id"]
     begin(falaj, ident, 1)
     return ident
@@ -41,6 +41,7 @@ def settle(falaj: CommandLine, job: str, verdict: str, **facts: str) -> None:
         platform.jobs.finish(job, attempt=1, verdict=verdict, **facts)
 
 
+@pytest.mark.slow
 def test_checkpoints_are_a_table_that_people_can_read(falaj: CommandLine, job: str, tmp_path: Path) -> None:
     (tmp_path / "part").write_bytes(bytes(2048))
     blobs = [falaj.json("blobs", "put", tmp_path / "part", name)["id"] for name in ("manifest", "a", "b")]
@@ -58,24 +59,26 @@ def test_checkpoints_are_a_table_that_people_can_read(falaj: CommandLine, job: s
     assert falaj.json("jobs", "checkpoints", job)[0]["parts"][1]["blob"] == blobs[2]
 
 
-def test_a_job_without_checkpoints_says_so(falaj: CommandLine, job: str) -> None:
+@pytest.mark.slow
+def test_a_job_without_checkpoints_is_reported(falaj: CommandLine, job: str) -> None:
     assert falaj.done("jobs", "checkpoints", job).out == f"job {job} has no checkpoint yet\n"
 
 
-def test_a_job_that_runs_again_tells_how_the_attempt_before_ended(falaj: CommandLine, job: str) -> None:
+def test_a_retried_job_shows_how_the_previous_attempt_ended(falaj: CommandLine, job: str) -> None:
     settle(falaj, job, "failed", reason="rank 1: signal 9")
     begin(falaj, job, 2)
 
     assert "; attempt 1 failed: rank 1: signal 9" in falaj.done("jobs", "explain", job).out
 
 
-def test_a_retry_names_the_run_that_goes_on(falaj: CommandLine, job: str) -> None:
+@pytest.mark.slow
+def test_a_retry_names_the_run_that_it_continues(falaj: CommandLine, job: str) -> None:
     before = falaj.json("jobs", "show", job)["run"]
     settle(falaj, job, "cancelled")
 
-    said = falaj.done("jobs", "retry", job).out
+    output = falaj.done("jobs", "retry", job).out
 
     after = falaj.json("jobs", "show", job)["run"]
     assert after != before
-    assert f"is queued again, as run {after}" in said
-    assert f"next   falaj jobs logs {job} --follow" in said
+    assert f"is queued again, as run {after}" in output
+    assert f"next   falaj jobs logs {job} --follow" in output

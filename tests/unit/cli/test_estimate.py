@@ -1,4 +1,4 @@
-"""`falaj train --estimate`: the script runs here up to its fit, and a job that cannot fit is never queued."""
+"""`falaj train --estimate` runs the script up to its fit, and a job that cannot fit is never queued."""
 
 from __future__ import annotations
 
@@ -51,6 +51,7 @@ def falaj(
         yield line
 
 
+@pytest.mark.slow
 def test_a_job_is_queued_with_its_estimate(falaj: CommandLine) -> None:
     ran = falaj.done("train", "trains.py", "1024", "--estimate", "--detach")
 
@@ -62,7 +63,8 @@ def test_a_job_is_queued_with_its_estimate(falaj: CommandLine) -> None:
     assert not (falaj.folder / "trained").exists()
 
 
-def test_what_does_not_fit_is_refused_with_the_number_and_nothing_is_queued(falaj: CommandLine) -> None:
+@pytest.mark.slow
+def test_a_job_that_does_not_fit_is_refused_with_its_estimate_and_not_queued(falaj: CommandLine) -> None:
     ran = falaj("train", "trains.py", "200000", "--estimate", "--memory", "16MiB", "--detach")
 
     assert ran.status == 2
@@ -74,6 +76,7 @@ def test_what_does_not_fit_is_refused_with_the_number_and_nothing_is_queued(fala
     assert falaj.json("jobs", "list")["items"] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("script", "words"),
     [
@@ -82,9 +85,7 @@ def test_what_does_not_fit_is_refused_with_the_number_and_nothing_is_queued(fala
         ("empty.py", "fj.fit refused it: this cannot be trained"),
     ],
 )
-def test_a_script_that_does_not_come_to_a_fit_is_not_submitted(
-    falaj: CommandLine, script: str, words: str
-) -> None:
+def test_a_script_that_never_calls_fit_is_not_submitted(falaj: CommandLine, script: str, words: str) -> None:
     ran = falaj("train", script, "--estimate", "--detach")
 
     assert ran.status == 2
@@ -92,6 +93,7 @@ def test_a_script_that_does_not_come_to_a_fit_is_not_submitted(
     assert falaj.json("jobs", "list")["items"] == []
 
 
+@pytest.mark.slow
 def test_python_has_the_same_option(falaj: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     way = TrainingPlan(
         processes=1, layout="one process", precision="fp32", micro_batches=1, peak_bytes=9, as_asked=True

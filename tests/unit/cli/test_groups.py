@@ -1,4 +1,4 @@
-"""The commands of the groups, on a home of their own: what they do, print and ask."""
+"""The commands of the groups, on a real home: effects, output and confirmation."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Terminal(io.StringIO):
 # ---------------------------------------------------------------------------------- generated commands
 
 
-def test_a_write_says_what_happened_and_how_to_undo_it(falaj: CommandLine) -> None:
+def test_a_write_prints_its_result_and_the_undo_command(falaj: CommandLine) -> None:
     falaj.done("workspaces", "create", "risk")
     falaj.done("users", "create", "sara")
 
@@ -117,6 +117,7 @@ def test_an_empty_list_is_nothing_on_stdout(falaj: CommandLine) -> None:
     assert (ran.out, ran.err) == ("", "none\n")
 
 
+@pytest.mark.slow
 def test_options_may_be_repeated_or_joined_by_commas(falaj: CommandLine, data: Path) -> None:
     falaj.done("blobs", "put", data, "raw")
 
@@ -146,6 +147,7 @@ def test_a_stream_is_a_line_for_each_record(falaj: CommandLine, data: Path) -> N
     assert [json.loads(line)["kind"] for line in ran.out.splitlines()] == ["blob", "operation"]
 
 
+@pytest.mark.slow
 def test_every_reading_command_without_arguments_prints(falaj: CommandLine) -> None:
     typed = [
         "users list",
@@ -184,7 +186,7 @@ def test_an_arrow_table_is_written_to_a_file_or_as_json(falaj: CommandLine) -> N
 # --------------------------------------------------------------------------------------- confirmation
 
 
-def test_what_cannot_be_undone_asks_first(
+def test_irreversible_commands_ask_first(
     falaj: CommandLine, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     falaj.done("blobs", "put", data, "raw")
@@ -239,7 +241,7 @@ def test_a_file_comes_back_as_it_was(falaj: CommandLine, data: Path) -> None:
     assert list(falaj.folder.glob(".*")) == []
 
 
-def test_a_name_that_is_taken_keeps_the_bytes_for_another(falaj: CommandLine, data: Path) -> None:
+def test_a_name_conflict_keeps_the_uploaded_bytes(falaj: CommandLine, data: Path) -> None:
     falaj.done("blobs", "put", data, "raw")
 
     ran = falaj("blobs", "put", data, "raw")
@@ -276,7 +278,7 @@ def test_a_download_replaces_nothing_unless_forced(falaj: CommandLine, data: Pat
     assert (falaj.folder / "raw").read_bytes() == data.read_bytes()
 
 
-def test_a_download_that_broke_off_goes_on(
+def test_an_interrupted_download_continues(
     falaj: CommandLine, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ident = falaj.json("blobs", "put", data, "raw")["id"]
@@ -304,7 +306,7 @@ def test_a_download_that_broke_off_goes_on(
     assert not part.exists()
 
 
-def test_a_part_of_something_else_is_found_out(falaj: CommandLine, data: Path) -> None:
+def test_a_partial_file_of_other_bytes_is_detected(falaj: CommandLine, data: Path) -> None:
     ident = falaj.json("blobs", "put", data, "raw")["id"]
     (falaj.folder / f".raw.{ident}.part").write_bytes(b"something else")
 
@@ -316,7 +318,7 @@ def test_a_part_of_something_else_is_found_out(falaj: CommandLine, data: Path) -
 
 
 @pytest.mark.parametrize("target", ["nowhere/raw", "data.bin/raw"])
-def test_a_download_into_no_folder_is_refused(falaj: CommandLine, data: Path, target: str) -> None:
+def test_a_download_into_a_missing_folder_is_refused(falaj: CommandLine, data: Path, target: str) -> None:
     falaj.done("blobs", "put", data, "raw")
 
     assert falaj("blobs", "get", "raw", target).status == 2
@@ -335,6 +337,7 @@ def test_bytes_are_not_written_onto_a_terminal(
     assert (falaj.folder / "out").read_bytes() == b"\x01\x02"
 
 
+@pytest.mark.slow
 def test_a_refused_download_leaves_nothing_behind(falaj: CommandLine, data: Path) -> None:
     falaj.done("blobs", "put", data, "raw", "--class", "personal")
     (falaj.folder / "p.cedar").write_text(FORBID)
@@ -435,7 +438,7 @@ def test_an_export_verifies_offline(
     assert list(elsewhere.iterdir()) == []
 
 
-def test_a_changed_export_is_found_out(falaj: CommandLine) -> None:
+def test_a_changed_export_is_detected(falaj: CommandLine) -> None:
     key = falaj.json("audit", "key")["ed25519"]
     falaj.done("audit", "export", "log.jsonl")
     log = falaj.folder / "log.jsonl"
@@ -484,6 +487,7 @@ def test_an_export_needs_the_public_key(falaj: CommandLine) -> None:
 # -------------------------------------------------------------------------------------------- policies
 
 
+@pytest.mark.slow
 def test_a_policy_is_checked_published_and_withdrawn(falaj: CommandLine) -> None:
     (falaj.folder / "p.cedar").write_text(FORBID)
 
@@ -509,7 +513,7 @@ def test_a_policy_is_checked_published_and_withdrawn(falaj: CommandLine) -> None
         (b" " * (1 << 20) + b"x", 2, "at most 1 MiB"),
     ],
 )
-def test_a_policy_that_is_none_is_refused(falaj: CommandLine, text: bytes, status: int, words: str) -> None:
+def test_an_invalid_policy_is_refused(falaj: CommandLine, text: bytes, status: int, words: str) -> None:
     (falaj.folder / "p.cedar").write_bytes(text)
 
     ran = falaj("policies", "check", "p.cedar")
@@ -618,11 +622,12 @@ def test_sizes(count: int, words: str) -> None:
     assert format_value(count, "size_bytes") == words
 
 
-def test_what_could_steer_a_terminal_is_spelled_out() -> None:
+def test_terminal_control_characters_are_escaped() -> None:
     assert printable("a\x1b[0m\u202e\nb\tc") == "a\\x1b[0m\\u202e\nb\tc"
 
 
-def test_a_name_from_elsewhere_cannot_leave_the_folder(falaj: CommandLine, data: Path) -> None:
+@pytest.mark.slow
+def test_a_name_from_the_server_cannot_escape_the_folder(falaj: CommandLine, data: Path) -> None:
     falaj.done("blobs", "put", data, "raw")
     import falaj as fj
 

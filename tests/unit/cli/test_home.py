@@ -44,13 +44,13 @@ def falaj(template: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 
 @pytest.fixture
 def nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[CommandLine]:
-    """The command line where there is no home yet."""
+    """The command line without a home."""
     with command_line(tmp_path, capsys) as line:
         yield line
 
 
 def findings(ran: CommandResult) -> dict[str, Any]:
-    """The findings of a doctor by what was checked, the worst of each."""
+    """Return the findings of the doctor by check, the worst of each."""
     ranks = {"ok": 0, "warn": 1, "fail": 2}
     worst: dict[str, Any] = {}
     for finding in ran.json:
@@ -70,7 +70,7 @@ def test_config_shows_every_default(falaj: CommandLine) -> None:
     assert "port = 7480  # default" in shown
 
 
-def test_what_config_shows_is_a_falaj_toml(falaj: CommandLine) -> None:
+def test_config_show_prints_a_valid_falaj_toml(falaj: CommandLine) -> None:
     (falaj.home / "falaj.toml").write_text(CUSTOM)
 
     shown = falaj.done("config", "show").out
@@ -110,7 +110,8 @@ def test_values_of_every_kind_are_toml() -> None:
 # ----------------------------------------------------------------------------------------------- doctor
 
 
-def test_a_fresh_home_is_well(falaj: CommandLine) -> None:
+@pytest.mark.slow
+def test_a_fresh_home_has_no_problems(falaj: CommandLine) -> None:
     (falaj.home / "falaj.toml").write_text("[server]\nport = 0\n")
 
     ran = falaj.done("doctor", "--json")
@@ -135,7 +136,7 @@ def test_a_fresh_home_is_well(falaj: CommandLine) -> None:
     assert falaj.done("doctor").out.splitlines()[-1].startswith("0 failures")
 
 
-def test_doctor_makes_no_home(nothing: CommandLine) -> None:
+def test_doctor_creates_no_home(nothing: CommandLine) -> None:
     found = findings(nothing("doctor", "--json"))
 
     assert "falaj up makes it" in found["home"]["words"]
@@ -143,7 +144,8 @@ def test_doctor_makes_no_home(nothing: CommandLine) -> None:
     assert not nothing.home.exists()
 
 
-def test_doctor_names_what_is_broken_and_what_mends_it(falaj: CommandLine) -> None:
+@pytest.mark.slow
+def test_doctor_names_each_problem_and_its_fix(falaj: CommandLine) -> None:
     falaj.key_file.chmod(0o644)
     falaj.home.chmod(0o755)
     (falaj.home / "falaj.toml").write_text(BROKEN)
@@ -159,7 +161,8 @@ def test_doctor_names_what_is_broken_and_what_mends_it(falaj: CommandLine) -> No
     assert f"fix: chmod 600 {falaj.key_file}" in falaj("doctor").out
 
 
-def test_a_key_file_that_is_gone_or_in_the_home(falaj: CommandLine) -> None:
+@pytest.mark.slow
+def test_doctor_finds_a_key_file_that_is_missing_or_in_the_home(falaj: CommandLine) -> None:
     inside = falaj.home / "keys.json"
     falaj.key_file.rename(inside)
 
@@ -173,6 +176,7 @@ def test_a_key_file_that_is_gone_or_in_the_home(falaj: CommandLine) -> None:
     assert "lies in the home" in moved["words"]
 
 
+@pytest.mark.slow
 def test_a_damaged_database_is_found(falaj: CommandLine) -> None:
     (falaj.home / "falaj.db").write_bytes(b"not a database" * 100)
 
@@ -182,7 +186,7 @@ def test_a_damaged_database_is_found(falaj: CommandLine) -> None:
     assert found["isolation"]
 
 
-def test_a_bucket_that_does_not_answer_and_a_policy_that_is_none(falaj: CommandLine) -> None:
+def test_doctor_finds_an_unreachable_bucket_and_an_invalid_policy(falaj: CommandLine) -> None:
     (falaj.home / "falaj.toml").write_text(CUSTOM)
     policies = falaj.home / "policies"
     policies.mkdir()
@@ -197,14 +201,14 @@ def test_a_bucket_that_does_not_answer_and_a_policy_that_is_none(falaj: CommandL
     assert found["policies"]["status"] == "fail"
 
 
-def test_a_clock_behind_the_database(falaj: CommandLine) -> None:
+def test_doctor_finds_a_clock_behind_the_database(falaj: CommandLine) -> None:
     ahead = (falaj.home / "falaj.db").stat().st_mtime + 10**6
     os.utime(falaj.home / "falaj.db", (ahead, ahead))
 
     assert findings(falaj("doctor", "--json"))["clock"]["status"] == "fail"
 
 
-def test_a_port_that_is_taken(falaj: CommandLine) -> None:
+def test_doctor_finds_a_taken_port(falaj: CommandLine) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         (falaj.home / "falaj.toml").write_text(f"[server]\nport = {port}\n")
@@ -229,7 +233,7 @@ def test_a_running_platform_is_named(falaj: CommandLine) -> None:
 # ----------------------------------------------------------------------------------------------- status
 
 
-def test_status_where_nothing_runs(falaj: CommandLine) -> None:
+def test_status_without_a_running_platform(falaj: CommandLine) -> None:
     ran = falaj("status")
 
     assert ran.status == 1
@@ -237,7 +241,7 @@ def test_status_where_nothing_runs(falaj: CommandLine) -> None:
     assert falaj("status", "--json").json["running"] is False
 
 
-def test_what_acts_on_this_machine_takes_no_url(falaj: CommandLine) -> None:
+def test_commands_for_this_machine_take_no_url(falaj: CommandLine) -> None:
     for command in ("up", "status", "down", "doctor"):
         assert falaj("--url", "http://127.0.0.1:1", command).status == 2
 
@@ -254,15 +258,15 @@ def test_login_takes_a_link_or_a_token(falaj: CommandLine, typed: str) -> None:
 
 
 def test_login_by_link(falaj: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[str, str]] = []
+    logins: list[tuple[str, str]] = []
 
     def sign_in(url: str, code: str) -> str:
-        asked.append((url, code))
+        logins.append((url, code))
         return "sara"
 
     monkeypatch.setattr("falaj.apps.cli.commands.login.sign_in", sign_in)
 
     ran = falaj.done("login", "http://127.0.0.1:7480/#code=abc")
 
-    assert asked == [("http://127.0.0.1:7480", "abc")]
+    assert logins == [("http://127.0.0.1:7480", "abc")]
     assert ran.out.startswith("signed in to http://127.0.0.1:7480 as sara\n")

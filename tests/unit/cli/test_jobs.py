@@ -1,8 +1,10 @@
-"""`falaj train` with all its options and files, `falaj jobs`, and `falaj secrets`: good runs, and bad input."""
+"""`falaj train` with its options and files, `falaj jobs`, and `falaj secrets`: success, and bad input."""
 
 from __future__ import annotations
 
 import io
+import re
+import subprocess
 import sys
 import threading
 import time
@@ -15,13 +17,14 @@ import pytest
 from rich.console import Console
 
 import falaj as fj
-from command_line import CommandLine, command_line, make_template
+from command_line import CommandLine, command_line, environment, make_template
 from falaj.apps.cli.commands import jobs_top
 from falaj.apps.cli.commands.train import OPTIONS, warn_about_secrets
 from falaj.apps.cli.output import job_progress
 from falaj.apps.cli.output.job_summary import (
     describe_affinity,
     describe_command,
+    describe_gpus,
     describe_request,
     describe_state,
     format_rate,
@@ -78,7 +81,7 @@ def falaj(template: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 
 
 class Pipe(io.TextIOWrapper):
-    """Standard input that is no terminal, with bytes beneath it."""
+    """Standard input that is not a terminal, with bytes beneath it."""
 
     def __init__(self, data: bytes) -> None:
         super().__init__(io.BytesIO(data))
@@ -92,6 +95,7 @@ def set_secret(falaj: CommandLine, value: bytes, patch: pytest.MonkeyPatch, *wor
 # -------------------------------------------------------------------------------------------------- secrets
 
 
+@pytest.mark.slow
 def test_a_secret_goes_from_standard_input_into_a_job_and_into_no_log(
     falaj: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -104,6 +108,7 @@ def test_a_secret_goes_from_standard_input_into_a_job_and_into_no_log(
     assert "next   falaj train SCRIPT --secret DB=db" in made.out
     shown = falaj.done("jobs", "show", falaj.json("jobs", "list")["items"][0]["id"])
     assert "DB_PASSWORD=db" in shown.out
+    assert re.search(r"\nlimits\n  .*memory: .*; the default\n", shown.out, re.DOTALL), shown.out
     everything = [made, ran, shown, falaj("secrets", "list"), falaj("secrets", "list", "--json")]
     assert not [each for each in everything if "hunter2" in each.out + each.err]
     found = [path for path in falaj.home.rglob("*") if path.is_file() and b"hunter2" in path.read_bytes()]
@@ -114,7 +119,7 @@ def test_a_secret_goes_from_standard_input_into_a_job_and_into_no_log(
     ("value", "kept"),
     [(b"a\n", 1), (b"a\r\n", 1), (b"a", 1), (b"line\nline\n", 10), (b" a \n", 3), ("é\n".encode(), 1)],
 )
-def test_the_end_of_a_line_does_not_belong_to_a_value_of_one_line(
+def test_a_trailing_newline_is_stripped_from_a_one_line_value(
     falaj: CommandLine, monkeypatch: pytest.MonkeyPatch, value: bytes, kept: int
 ) -> None:
     (falaj.folder / "value").write_bytes(value)
@@ -138,7 +143,7 @@ def _noting(seen: list[str]) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("value", "words", "told"),
+    ("value", "words", "message"),
     [
         (b"", ("x",), "standard input is not valid"),
         (b"\n", ("x",), "1 to 65,536 bytes"),
@@ -151,18 +156,18 @@ def _noting(seen: list[str]) -> Any:
         (b"hunter2", ("x", "--workspace", "nowhere"), "there is no workspace 'nowhere'"),
     ],
 )
-def test_a_secret_that_cannot_be_set_is_refused_in_words(
-    falaj: CommandLine, monkeypatch: pytest.MonkeyPatch, value: bytes, words: tuple[str, ...], told: str
+def test_a_secret_that_cannot_be_set_is_refused_with_a_message(
+    falaj: CommandLine, monkeypatch: pytest.MonkeyPatch, value: bytes, words: tuple[str, ...], message: str
 ) -> None:
     ran = set_secret(falaj, value, monkeypatch, *words)
 
     assert ran.status in (1, 2)
-    assert told in ran.err
+    assert message in ran.err
     assert "Traceback" not in ran.err
     assert falaj.json("secrets", "list")["items"] == []
 
 
-def test_a_secret_is_asked_for_twice_on_a_terminal(
+def test_a_secret_is_prompted_for_twice_on_a_terminal(
     falaj: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Terminal(io.StringIO):
@@ -179,7 +184,7 @@ def test_a_secret_is_asked_for_twice_on_a_terminal(
     assert "look     falaj secrets list" in falaj("secrets", "remove", "x", "--yes").err
 
 
-def test_a_variable_that_looks_like_a_secret_is_warned_of(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_variable_that_looks_like_a_secret_causes_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
     names = (
         "HF_TOKEN",
         "db_password",
@@ -193,14 +198,14 @@ def test_a_variable_that_looks_like_a_secret_is_warned_of(capsys: pytest.Capture
     for name in names:
         warn_about_secrets(JobSpec(name="x", script="x.py", env={name: "v"}))
 
-    told = capsys.readouterr().err
-    warned = {name for name in names if f"warning: {name} looks like a secret" in told}
+    stderr = capsys.readouterr().err
+    warned = {name for name in names if f"warning: {name} looks like a secret" in stderr}
     assert warned >= {"HF_TOKEN", "db_password", "AWS_SECRET_ACCESS_KEY", "APIKEY", "KEYS"}
     assert "TOKENIZERS_PARALLELISM" not in warned
-    assert "falaj secrets set hf-token, and --secret HF_TOKEN=hf-token" in told
+    assert "falaj secrets set hf-token, and --secret HF_TOKEN=hf-token" in stderr
 
 
-# ------------------------------------------------------------------------------------------------ the options
+# ---------------------------------------------------------------------------------------------------- options
 
 
 def test_every_field_of_a_job_can_be_typed() -> None:
@@ -261,7 +266,7 @@ BAD = (
 
 
 @pytest.mark.parametrize(("typed", "status", "words"), BAD, ids=[f"{each[0]}: {each[2]}" for each in BAD])
-def test_bad_input_is_refused_in_words(falaj: CommandLine, typed: str, status: int, words: str) -> None:
+def test_bad_input_is_refused_with_a_message(falaj: CommandLine, typed: str, status: int, words: str) -> None:
     ran = falaj(*(word.replace("+", " ") for word in typed.split()))
 
     assert ran.status == status, ran.err
@@ -301,7 +306,8 @@ def test_a_file_is_printed_submitted_and_overridden(falaj: CommandLine) -> None:
     assert job["spec"]["env"] == {"VERSION": "1.10", "COLOR": "red"}
 
 
-def test_the_script_of_a_file_lies_beside_it(falaj: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.slow
+def test_the_script_of_a_file_is_relative_to_it(falaj: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     elsewhere = falaj.folder / "elsewhere"
     elsewhere.mkdir()
     monkeypatch.chdir(elsewhere)
@@ -312,7 +318,7 @@ def test_the_script_of_a_file_lies_beside_it(falaj: CommandLine, monkeypatch: py
     assert falaj.json("jobs", "list")["items"][0]["name"] == "renamed"
 
 
-def test_faults_of_a_file_and_of_options_are_told_apart(falaj: CommandLine) -> None:
+def test_faults_of_a_file_and_of_options_are_distinguished(falaj: CommandLine) -> None:
     (falaj.folder / "bad.yaml").write_text("script: says.py\nmemory: lots\nqueeu: x\n")
 
     ran = falaj("train", "--file", "bad.yaml", "--gpus", "many")
@@ -326,6 +332,7 @@ def test_faults_of_a_file_and_of_options_are_told_apart(falaj: CommandLine) -> N
     assert "fix      queue, if that is meant" in ran.err
 
 
+@pytest.mark.slow
 def test_python_takes_the_same_names(falaj: CommandLine) -> None:
     with fj.open(falaj.home) as platform:
         job = platform.train(
@@ -341,10 +348,11 @@ def test_python_takes_the_same_names(falaj: CommandLine) -> None:
     assert (other.spec.name, other.spec.cpus, other.spec.env["VERSION"]) == ("renamed", 2, "1.10")
 
 
-# ----------------------------------------------------------------------------------------- while it runs
+# ------------------------------------------------------------------------------------------ running jobs
 
 
-def test_steps_loss_and_metrics_are_there_while_a_job_runs(falaj: CommandLine) -> None:
+@pytest.mark.slow
+def test_steps_loss_and_metrics_are_shown_while_a_job_runs(falaj: CommandLine) -> None:
     with fj.open(falaj.home) as platform:
         stop = platform.put("stop", b"go")
         job = platform.train("waits.py", inputs={"stop": stop.id})
@@ -367,7 +375,8 @@ def test_steps_loss_and_metrics_are_there_while_a_job_runs(falaj: CommandLine) -
     assert rows[0][jobs_top.HEADINGS.index("owner")] != job.owner
 
 
-def test_a_failed_job_says_why_before_its_log(falaj: CommandLine) -> None:
+@pytest.mark.slow
+def test_a_failed_job_shows_its_reason_before_its_log(falaj: CommandLine) -> None:
     (falaj.folder / "fails.py").write_text("raise ValueError('nothing to learn')")
     job = falaj("train", "fails.py", "--json").json["id"]
 
@@ -378,7 +387,7 @@ def test_a_failed_job_says_why_before_its_log(falaj: CommandLine) -> None:
 
 
 class Printed:
-    """Jobs of which one has printed what it is given, in pieces."""
+    """Jobs of which one has printed the given chunks."""
 
     def __init__(self, *pieces: bytes) -> None:
         self.jobs, self.pieces, self.attempt = self, pieces, 1
@@ -399,7 +408,7 @@ class Printed:
         ([], ""),
     ],
 )
-def test_a_bar_in_a_log_becomes_lines_and_what_follows_has_its_own(pieces: list[bytes], shown: str) -> None:
+def test_a_progress_bar_in_a_log_becomes_separate_lines(pieces: list[bytes], shown: str) -> None:
     printed: Any = Printed(*pieces)
     to = io.StringIO()
 
@@ -408,7 +417,7 @@ def test_a_bar_in_a_log_becomes_lines_and_what_follows_has_its_own(pieces: list[
     assert to.getvalue() == shown
 
 
-def test_a_followed_job_tells_how_far_it_is_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_followed_job_prints_its_progress_periodically(capsys: pytest.CaptureFixture[str]) -> None:
     job = made(JobState.RUNNING, progress=JobProgress(step=3, total=10, loss=0.25, rate=0.5))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(job_progress, "LINE_EVERY_S", 0.0)
@@ -417,7 +426,7 @@ def test_a_followed_job_tells_how_far_it_is_now_and_then(capsys: pytest.CaptureF
     assert capsys.readouterr().err == "train: step 3 of 10, loss 0.25, 2 s/step, 14s left\n"
 
 
-def test_who_may_no_longer_see_a_job_that_is_followed_gets_no_traceback(
+def test_losing_access_to_a_followed_job_shows_no_traceback(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Shut:
@@ -450,7 +459,7 @@ def test_a_bar_on_a_terminal_has_step_loss_rate_and_time_left(monkeypatch: pytes
     assert "step 3 of 10, loss 0.25, 4 steps/s, 2s left" in screen.getvalue()
 
 
-def test_the_use_of_machines_and_queues_is_told_in_a_line_each() -> None:
+def test_nodes_and_queues_are_shown_in_one_line_each() -> None:
     card = {"model": "H200", "memory_bytes": 1 << 37}
     node = {
         "name": "dgx",
@@ -482,7 +491,7 @@ def test_the_use_of_machines_and_queues_is_told_in_a_line_each() -> None:
     assert rows == []
 
 
-def test_top_once_shows_what_runs_and_why_others_wait(falaj: CommandLine) -> None:
+def test_top_once_shows_running_jobs_and_why_others_wait(falaj: CommandLine) -> None:
     falaj.done("train", "says.py", "--detach", "--name", "first")
     falaj.done("train", "says.py", "--detach", "--name", "second")
 
@@ -539,7 +548,7 @@ def test_a_screen_has_no_more_rows_and_columns_than_fit(monkeypatch: pytest.Monk
     assert "and 43 more" in text
 
 
-# ----------------------------------------------------------------------------------------------- in words
+# -------------------------------------------------------------------------------------------- text output
 
 
 def made(state: JobState, number: int = 0, **values: Any) -> Job:
@@ -549,7 +558,7 @@ def made(state: JobState, number: int = 0, **values: Any) -> Job:
     return Job.model_validate({**given, "state": state, "submitted_at": utc_now(), "spec": spec, **values})
 
 
-def test_a_job_in_words() -> None:
+def test_a_job_is_shown_as_text() -> None:
     spec = JobSpec.model_validate(
         {
             "name": "x",
@@ -568,6 +577,10 @@ def test_a_job_in_words() -> None:
     assert describe_command(spec) == "x.py \\x1b[2J (torch, 2 to 4 processes)"
     assert describe_request(spec) == "1 CPU, 0.25 of a GPU, 3GiB of memory"
     assert describe_affinity(spec.affinity) == "pools a; spread"
+    wide = JobSpec(name="x", script="x.py", nodes=4, processes=8, cpus=16, gpus=8)
+    assert describe_command(wide) == "x.py (4 nodes × 8 processes)"
+    assert describe_request(wide) == "4 nodes, each with 16 CPUs, 8 GPUs"
+    assert describe_gpus(wide) == "32"  # jobs top counts all nodes
     assert describe_state(made(JobState.RUNNING, leaving=True)) == "being preempted"
     assert describe_state(made(JobState.RUNNING, cancelling=True)) == "stopping"
 
@@ -585,7 +598,7 @@ def test_a_job_in_words() -> None:
     ],
     ids=str,
 )
-def test_progress_in_words(progress: JobProgress, words: str) -> None:
+def test_progress_is_shown_as_text(progress: JobProgress, words: str) -> None:
     assert progress_line(progress) == words
 
 
@@ -598,3 +611,28 @@ def test_rates_and_times_are_short() -> None:
     ]
     spans = [None, timedelta(0), timedelta(seconds=3599), timedelta(hours=47), timedelta(days=3, hours=5)]
     assert [format_rough_duration(each) for each in spans] == ["-", "0s", "59m", "47h 0m", "3d 5h"]
+
+
+# ------------------------------------------------------------------------------------------------ termination
+
+
+@pytest.mark.slow
+def test_a_train_that_is_terminated_cancels_the_job_that_it_runs(falaj: CommandLine) -> None:
+    """No platform runs on the home, so the command runs the job itself, and nobody would look after it."""
+    (falaj.folder / "sleeps.py").write_text("import time\nprint('begun', flush=True)\ntime.sleep(600)\n")
+    command = [sys.executable, "-m", "falaj", "train", "sleeps.py"]
+    with subprocess.Popen(
+        command, cwd=falaj.folder, env=environment(falaj.folder), stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line == "begun\n":
+                break
+
+        process.terminate()
+
+        assert process.wait(60) == 143
+    (job,) = falaj.json("jobs", "list")["items"]
+    assert (job["state"], "stopped on request" in job["reason"]) == ("cancelled", True)
+    running = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
+    assert not any(job["id"].encode() in each for each in running)

@@ -1,4 +1,4 @@
-"""The log of a platform that runs inside the command line: JSON lines in the home, or on stderr when debugging."""
+"""The log of a platform inside the command line: JSON lines in the home, or on stderr when debugging."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def falaj(template: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 
 @pytest.fixture
 def broken(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every operation fails by a fault of ours."""
+    """Make every operation fail with an internal error."""
 
     def fail(*_: object) -> None:
         raise RuntimeError(WORDS)
@@ -72,7 +72,7 @@ def test_when_debugging_it_goes_to_stderr_instead(
     assert not (falaj.home / "logs" / "cli.log").exists()
 
 
-def test_a_command_that_does_well_leaves_no_log(falaj: CommandLine) -> None:
+def test_a_successful_command_leaves_no_log(falaj: CommandLine) -> None:
     falaj.done("users", "whoami")
 
     assert not (falaj.home / "logs" / "cli.log").exists()

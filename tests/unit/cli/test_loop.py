@@ -1,24 +1,39 @@
-"""The commands of the loop, from features to pipelines, on a home of their own: good runs, and bad input."""
+"""The commands of the loop, from features to pipelines, on a real home: success, and bad input."""
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 import falaj as fj
 from command_line import CommandLine, command_line
-from falaj.apps.cli.commands.endpoints import tensor
+from falaj.apps.cli.commands.endpoints import key_inputs, print_notes, show_answer, tensor
+from falaj.apps.cli.commands.events import print_event
+from falaj.apps.cli.commands.workflows import describe
 from falaj.apps.cli.files import atomic_file
 from falaj.apps.cli.generation.presentation import presentation_of
 from falaj.apps.cli.output.values import format_elapsed
+from falaj.apps.cli.session import Session
 from falaj.errors import InvalidInput
 from falaj.governance.operations.operation import allowed_values
+from falaj.records.control.workflows import WorkflowRun, WorkflowState
+from falaj.records.governance.events import Event
 from falaj.records.monitoring.monitors import Alert
 from falaj.records.registry import TensorSpec
+from falaj.records.serving import (
+    Datatype,
+    InferenceResult,
+    InferOutput,
+    Lookup,
+    MissingFeatures,
+    ViewLookup,
+)
 
 FEATURES = """
 [[entity]]
@@ -131,11 +146,11 @@ BAD = (
     ("features training-set x --spine gone.csv --views usage", 2, "--spine is not valid"),
     ("features training-set x --spine keyless.csv --views usage", 2, "spine.customer_id"),
     ("features training-set x --spine labels.csv --views nope", 1, "there is no view 'nope'"),
-    ("features training-set churn-train --spine labels.csv --views usage", 1, "object.exists"),
+    ("features training-set churn-train --spine usage.csv --views usage", 1, "choose another name"),
     ("features read usage 1", 1, "not online"),
     ("features materialize nope", 1, "there is no view 'nope'"),
     ("features scan nope --json", 1, "there is no view 'nope'"),
-    ("features load nope --json", 1, "look     falaj features training-sets"),
+    ("features load nope --json", 1, '{"look": "falaj features training-sets"}'),
     ("features load churn-train --output gone/x.arrow", 2, "a writable file"),
     ("train gone.py", 2, "a Python script that is there"),
     ("train code/train.py --cpus many", 2, "--cpus is not valid"),
@@ -172,6 +187,11 @@ BAD = (
     ("deploy nope@1", 1, "there is no model_version 'nope@1'"),
     ("deploy churn@1 --lookup nope", 1, "there is no view 'nope'"),
     ("deploy churn@1 --scoring luck", 2, "'log_loss' or 'squared_error'"),
+    ("deploy churn@1 --lookup usage --missing some", 2, "NUMBER, reject, or FEATURE=NUMBER"),
+    ("deploy churn@1 --lookup usage --missing nan", 2, "NUMBER, reject, or FEATURE=NUMBER"),
+    ("deploy churn@1 --lookup usage --missing calls=reject", 2, "NUMBER, reject, or FEATURE=NUMBER"),
+    ("deploy churn@1 --lookup usage --missing 0 --missing 1", 2, "one rule, and one default per feature"),
+    ("deploy churn@1 --lookup usage --missing other=1", 2, "usage__calls, usage__minutes"),
     ("endpoints show nope", 1, "look     falaj endpoints list"),
     ("endpoints stats churn --since yesterday", 2, "a moment, like"),
     ("endpoints route churn 9=10", 2, "a route names an unknown version"),
@@ -202,6 +222,12 @@ BAD = (
     ("pipelines canary churn --model churn@9", 1, "there is no model_version"),
     ("pipelines canary churn --model churn@1 --share 99", 2, "at most 50"),
     ("pipelines canary churn --model churn@1 --longest soon", 2, "--longest is not valid"),
+    ("pipelines canary churn", 2, "the version to try, or --plan"),
+    ("pipelines canary churn --plan --false-rollback 0", 2, "greater than 0"),
+    ("pipelines canary churn --plan --requests-per-hour none", 2, "a number"),
+    ("pipelines canary churn --plan --worse 1,much", 2, "a number"),
+    ("pipelines canary nope --plan", 1, "there is no endpoint 'nope'"),
+    ("pipelines plan-canary churn", 2, "No such command 'plan-canary'"),
     ("workflows watch nope", 1, "look     falaj workflows list"),
     ("workflows cancel nope", 1, "there is no work 'nope'"),
     ("status", 1, ""),
@@ -209,7 +235,7 @@ BAD = (
 
 
 @pytest.mark.parametrize(("typed", "status", "words"), BAD, ids=[each[0] for each in BAD])
-def test_bad_input_is_refused_in_words(falaj: CommandLine, typed: str, status: int, words: str) -> None:
+def test_bad_input_is_refused_with_a_message(falaj: CommandLine, typed: str, status: int, words: str) -> None:
     ran = falaj(*(word.replace("+", " ") for word in typed.split()))
 
     assert ran.status == status, ran.err
@@ -217,7 +243,8 @@ def test_bad_input_is_refused_in_words(falaj: CommandLine, typed: str, status: i
     assert "Traceback" not in ran.err
 
 
-def test_what_is_refused_leaves_nothing_behind(falaj: CommandLine) -> None:
+@pytest.mark.slow
+def test_refused_commands_leave_nothing_behind(falaj: CommandLine) -> None:
     before = falaj.json("features", "list")["items"], falaj.json("jobs", "list")["items"]
 
     falaj("features", "ingest", "usage", "words.csv")
@@ -228,9 +255,11 @@ def test_what_is_refused_leaves_nothing_behind(falaj: CommandLine) -> None:
     assert len(falaj.json("features", "training-sets")["items"]) == 1
 
 
-def test_features_are_applied_taken_in_and_read(falaj: CommandLine) -> None:
+@pytest.mark.slow
+def test_features_are_applied_ingested_and_read(falaj: CommandLine) -> None:
     assert "nothing has changed" in falaj.done("apply").out
-    assert "20 rows added, 40 now" in falaj.done("features", "ingest", "usage", "usage.csv").out
+    assert "was added before" in falaj.done("features", "ingest", "usage", "usage.csv").out
+    assert "20 rows added, 40 now" in falaj.done("features", "ingest", "usage", "usage.csv", "--again").out
     assert "behind" not in falaj.done("features", "list").out
     assert "customer_id (integer)" in falaj.done("features", "show", "usage").out
     made = falaj.done("features", "training-set", "again", "--spine", "labels.csv", "--views", "usage")
@@ -242,7 +271,8 @@ def test_features_are_applied_taken_in_and_read(falaj: CommandLine) -> None:
     assert (falaj.folder / "again.arrow").stat().st_size > 500
 
 
-def test_a_job_that_raises_fails_with_its_last_words(falaj: CommandLine) -> None:
+@pytest.mark.slow
+def test_a_job_that_raises_fails_with_its_exception(falaj: CommandLine) -> None:
     ran = falaj("train", "code/raises.py", "--register", "churn")
 
     job = falaj.json("jobs", "list")["items"][0]
@@ -254,16 +284,18 @@ def test_a_job_that_raises_fails_with_its_last_words(falaj: CommandLine) -> None
     assert falaj.json("models", "show", "churn")["versions"] == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("script", "words"), [("broken.py", "SyntaxError"), ("no_model.py", "a scikit-learn classifier")]
 )
-def test_a_script_that_cannot_run_or_export_says_so(falaj: CommandLine, script: str, words: str) -> None:
+def test_a_script_that_cannot_run_or_export_is_reported(falaj: CommandLine, script: str, words: str) -> None:
     ran = falaj("train", f"code/{script}", "--register", "churn")
 
     assert ran.status == 1
     assert words in ran.out
 
 
+@pytest.mark.slow
 def test_a_job_that_saved_no_model_is_done_and_registers_nothing(falaj: CommandLine) -> None:
     ran = falaj("train", "code/saves_nothing.py", "--register", "churn")
 
@@ -272,6 +304,7 @@ def test_a_job_that_saved_no_model_is_done_and_registers_nothing(falaj: CommandL
     assert "has no output model.json; fj.save_model writes it" in ran.err
 
 
+@pytest.mark.slow
 def test_a_detached_job_waits_and_is_cancelled_explained_and_retried(falaj: CommandLine) -> None:
     ran = falaj.done("train", "code/saves_nothing.py", "--detach", "--register", "churn")
     job = falaj.json("jobs", "list")["items"][0]["id"]
@@ -299,6 +332,7 @@ def test_runs_and_models_are_shown_for_people(falaj: CommandLine) -> None:
     assert "yes" in falaj.done("models", "verify", "churn@1").out
 
 
+@pytest.mark.slow
 def test_versions_are_registered_promoted_protected_and_rolled_back(falaj: CommandLine) -> None:
     job = falaj.json("jobs", "list")["items"][0]["id"]
 
@@ -324,6 +358,65 @@ def test_a_protected_alias_waits_for_an_approval(falaj: CommandLine) -> None:
     assert falaj.done("models", "approvals", "churn@1", "--alias", "production").err.strip() == "none"
 
 
+def test_the_rule_for_missing_features_is_shown(falaj: CommandLine) -> None:
+    rule = ("--missing", "reject", "--missing", "usage__calls=2.5")
+    falaj.done("deploy", "churn@1", "--name", "strict", "--lookup", "usage", *rule)
+
+    assert "usage__calls=2.5, reject" in falaj.done("endpoints", "show", "strict").out
+
+
+def test_an_answer_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    gap = MissingFeatures(row=1, view="usage", key="99", reason="unknown_key", features=("usage__calls",))
+    output = InferOutput(name="p", datatype="FP32", shape=(2,), data=[0.5, None], not_finite=1)
+
+    print_notes(
+        InferenceResult(
+            model_name="m", model_version="1", id="", outputs=(output,), missing=(gap,), missing_rows=9
+        )
+    )
+
+    assert capsys.readouterr().err.splitlines() == [
+        "row 1: usage__calls missing: usage has no value for key 99 (unknown key)",
+        "… and 8 more rows lack features",
+        "1 value of p not finite (NaN or infinite): null",
+    ]
+
+
+def test_keys_are_shown_beside_the_rows_of_an_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    output = InferOutput(name="p", datatype="FP32", shape=(2, 1), data=[0.5, 0.25])
+    answer = InferenceResult(model_name="m", model_version="1", id="", outputs=(output,))
+    typed = tensor(
+        "customer", "007,17", {"customer": TensorSpec(name="customer", dtype="string", shape=(-1,))}
+    )
+    given = {"name": "age", "shape": [2], "datatype": "INT64", "data": [40, 41]}
+
+    show_answer(answer, inputs=[typed, given])
+
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert lines == [["row", "customer", "age", "p"], ["0", "007", "40", "0.5"], ["1", "17", "41", "0.25"]]
+
+
+def test_keys_are_typed_as_their_view_has_them() -> None:
+    riders = ViewLookup(view="riders", keys=("rider", "trip"), key_types=(Datatype.BYTES, Datatype.INT64))
+    known = key_inputs(Lookup(views=(riders,)))
+
+    assert tensor("rider", "007,1.5", known)["data"] == ["007", "1.5"]
+    assert tensor("trip", "7", known)["data"] == [7]
+    with pytest.raises(InvalidInput, match="values of type INT64"):
+        tensor("trip", "1_7", known)
+    assert key_inputs(None) == {}
+
+
+def test_infinities_are_texts_in_json(falaj: CommandLine) -> None:
+    far = "customer_id,event_time,calls,minutes\n7,2026-01-01T00:00:00Z,1,inf\n"
+    (falaj.folder / "far.csv").write_text(far)
+    falaj.done("features", "ingest", "usage", "far.csv", "--backfill")
+
+    *_, last = falaj.done("features", "scan", "usage", "--json").out.splitlines()
+
+    assert json.loads(last, parse_constant=pytest.fail)["minutes"] == "Infinity"
+
+
 def test_endpoints_are_deployed_routed_and_removed(falaj: CommandLine) -> None:
     assert "churn@1 (100)" in falaj.done("deploy", "churn@1", "--name", "second").out
     assert "1 100%" in falaj.done("endpoints", "list").out
@@ -333,17 +426,18 @@ def test_endpoints_are_deployed_routed_and_removed(falaj: CommandLine) -> None:
     assert "is removed; its predictions are kept" in falaj.done("endpoints", "remove", "second", "--yes").out
 
 
-def test_monitors_watch_check_rebase_and_go(falaj: CommandLine) -> None:
+def test_monitors_are_checked_given_another_reference_and_removed(falaj: CommandLine) -> None:
     assert "no windows were received" in falaj.done("monitoring", "check", "churn").out
     rebased = falaj.done("monitoring", "set-reference", "churn", "--reference", "churn-train").out
     assert "churn compares with churn-train from now on: 20 rows" in rebased
     assert falaj.done("monitoring", "alerts").err.strip() == "none"
     assert "monitor churn is removed" in falaj.done("monitoring", "remove", "churn", "--yes").out
     acknowledged = presentation_of("monitoring").messages["monitoring.acknowledge"]
-    said = acknowledged(Alert.model_construct(id="alert_1"), {})
-    assert said.then == (("next", "monitoring alert alert_1"),)
+    message = acknowledged(Alert.model_construct(id="alert_1"), {})
+    assert message.then == (("next", "monitoring alert alert_1"),)
 
 
+@pytest.mark.slow
 def test_pipelines_are_applied_shown_and_started(falaj: CommandLine) -> None:
     assert "retrains churn" in falaj.done("pipelines", "apply", "pipeline.toml").out
     assert "drift, a person" in falaj.done("pipelines", "list").out
@@ -354,6 +448,56 @@ def test_pipelines_are_applied_shown_and_started(falaj: CommandLine) -> None:
     assert falaj.json("workflows", "list")["items"][-1]["workflow"] == "pipelines.canary"
 
 
+def test_the_plan_of_a_canary_shows_how_soon_it_decides(falaj: CommandLine) -> None:
+    options = ("--requests-per-hour", "1000", "--share", "50", "--worse", "0,4")
+
+    shown = falaj.done("pipelines", "canary", "churn", "--plan", *options).out
+    plan = falaj.json("pipelines", "canary", "churn", "--plan", *options)
+
+    assert "1.0% at most, of one that is not worse" in shown
+    assert "likely verdict" in shown
+    found = {(each["metric"], each["outcome"]): each for each in plan["forecasts"]}
+    metrics = ("error_rate", "latency", "score")
+    assert set(found) == {(metric, outcome) for metric in metrics for outcome in ("promote", "roll_back")}
+    assert 1000 < found["score", "promote"]["after"] < 20_000
+    assert found["error_rate", "roll_back"]["power"] > 0.9
+    assert "score_mean" in plan["assumed"]
+    assert falaj.json("workflows", "list")["items"] == []
+
+
+def test_the_end_of_a_canary_says_its_verdict() -> None:
+    verdict = {"outcome": "roll_back", "promote": False, "words": "it is worse: error rate 9% against 1%"}
+    work = WorkflowRun.model_construct(
+        workflow="pipelines.canary",
+        state=WorkflowState.DONE,
+        step=4,
+        steps=None,
+        doing=None,
+        result={"version": "version_2", "verdict": verdict},
+        error=None,
+    )
+
+    assert describe(work) == "pipelines.canary done: roll back; it is worse: error rate 9% against 1%"
+
+
+def test_an_event_is_printed_with_its_words(capsys: pytest.CaptureFixture[str]) -> None:
+    event = Event(
+        id="evt_1",
+        type="falaj.pipelines.conclude",
+        subject="endpoint_1",
+        name="churn",
+        at=datetime(2026, 1, 1, tzinfo=UTC),
+        seq=1,
+        data={"words": "undecided: about 700 more labels\x1b[2J would decide"},
+    )
+
+    print_event(Session(), event)
+
+    line = "2026-01-01 00:00:00Z  falaj.pipelines.conclude  churn    undecided: about 700 more labels"
+    assert capsys.readouterr().out == f"{line}\\x1b[2J would decide\n"
+
+
+@pytest.mark.slow
 def test_an_optimization_is_started_listed_and_cancelled(falaj: CommandLine) -> None:
     ran = falaj.done("optimization", "start", "churn@1", "--data", "churn-train", "--target", "churned")
     work = falaj.json("workflows", "list")["items"][0]["id"]
@@ -369,6 +513,9 @@ def test_values_as_people_type_them_become_tensors() -> None:
 
     assert tensor("id", "1,17", {}) == {"name": "id", "shape": [2], "datatype": "INT64", "data": [1, 17]}
     assert tensor("id", "ana,1", {})["datatype"] == "BYTES"
+    assert tensor("id", "1_7", {})["data"] == ["1_7"]
+    flag = {"flag": TensorSpec(name="flag", dtype="bool", shape=(-1,))}
+    assert tensor("flag", "true,false,1,0", flag)["data"] == [True, False, True, False]
     assert tensor("features", "1,2/3,4", wide) == {
         "name": "features",
         "shape": [2, 2],
@@ -379,7 +526,7 @@ def test_values_as_people_type_them_become_tensors() -> None:
         tensor("features", "1,2,3", wide)
 
 
-def test_what_is_no_file_is_written_to_and_never_replaced(tmp_path: Path) -> None:
+def test_a_pipe_is_written_to_and_never_replaced(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
@@ -393,16 +540,16 @@ def test_what_is_no_file_is_written_to_and_never_replaced(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "expected"),
     [
         ("Input should be less than or equal to 50", "at most 50"),
         ("Value error, a name is short", "a name is short"),
         ("Something else", "Something else"),
     ],
 )
-def test_rules_are_in_our_words(given: str, said: str) -> None:
-    assert allowed_values(given) == said
+def test_validation_rules_are_worded_plainly(given: str, expected: str) -> None:
+    assert allowed_values(given) == expected
 
 
-def test_a_span_without_an_end_is_not_told() -> None:
+def test_an_unfinished_duration_is_shown_as_a_dash() -> None:
     assert format_elapsed(None, None) == "-"

@@ -1,4 +1,4 @@
-"""`falaj jobs move`: what it says, what it shows afterwards, and how it refuses."""
+"""`falaj jobs move`: its output, the job shown afterwards, and its refusals."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def falaj(
     template: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[CommandLine]:
-    """Two machines, one with a GPU; nothing runs on them."""
+    """Two idle nodes, one with a GPU."""
     (tmp_path / "says.py").write_text("print(1)")
     shared = {"zone": "local", "jurisdiction": "AE", "cpus": 4, "memory_bytes": 8 << 30}
     nodes = (
@@ -35,7 +35,10 @@ def falaj(
         yield line
 
 
-def test_a_waiting_job_is_moved_and_shown_as_asked_and_as_moved(falaj: CommandLine, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_a_waiting_job_is_moved_and_shown_as_submitted_and_as_moved(
+    falaj: CommandLine, tmp_path: Path
+) -> None:
     job = falaj.json("train", tmp_path / "says.py", "--gpus", "1", "--detach")["id"]
 
     moved = falaj.done("jobs", "move", job, "--to", "cpu", "--cpus", "2")
@@ -49,29 +52,31 @@ def test_a_waiting_job_is_moved_and_shown_as_asked_and_as_moved(falaj: CommandLi
 
 
 @pytest.mark.parametrize(
-    ("words", "status", "said"),
+    ("words", "status", "message"),
     [
         (("--to", "moon"), 2, "cpu, gpu, or a pool: cards, frugal"),
         (("--to", "cards"), 0, "1 GPU, in pool cards"),
         (("--to", "gpu", "--gpus", "2"), 2, "at most 1 on one machine here"),
         (("--to", "gpu"), 1, "asks for just that already: 1 CPU, 1 GPU"),
         (("--to", "cpu", "--gpus", "x"), 2, "--gpus"),
-        ((), 2, "--to"),
+        (("--nodes", "2"), 2, "could never start"),
+        (("--nodes", "2", "--to", "cpu"), 0, "2 nodes of 1 CPU, no GPU, in pool frugal"),
+        ((), 2, "cpu, gpu or a pool; or a number of nodes, CPUs or GPUs"),
     ],
     ids=str,
 )
-def test_where_it_cannot_go_is_said(
-    falaj: CommandLine, tmp_path: Path, words: tuple[str, ...], status: int, said: str
+def test_an_impossible_move_is_refused_with_the_reason(
+    falaj: CommandLine, tmp_path: Path, words: tuple[str, ...], status: int, message: str
 ) -> None:
     job = falaj.json("train", tmp_path / "says.py", "--gpus", "1", "--detach")["id"]
 
     ran = falaj("jobs", "move", job, *words)
 
     assert ran.status == status, ran
-    assert said in ran.out + ran.err
+    assert message in ran.out + ran.err
 
 
-def test_a_job_that_is_not_there_is_not_moved(falaj: CommandLine) -> None:
+def test_an_unknown_job_is_not_moved(falaj: CommandLine) -> None:
     ran = falaj("jobs", "move", "nope", "--to", "cpu")
 
     assert (ran.status, "there is no job 'nope'" in ran.err) == (1, True)

@@ -1,4 +1,4 @@
-"""The Pythons that run jobs: those an administrator lists, what a job may read of them, and what they hold."""
+"""Python environments of jobs: those that an administrator lists, the readable paths, and their packages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from platforms import OwnPlatform
 
 @pytest.fixture
 def bare(tmp_path: Path) -> Path:
-    """A virtualenv that holds nothing."""
+    """A virtualenv without packages."""
     folder = tmp_path / "bare"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
     return folder
@@ -32,50 +32,50 @@ def test_without_a_name_the_platforms_own_python_runs_a_job(tmp_path: Path) -> N
     assert "pydantic==" in own.packages()
 
 
-def test_unknown_environment_is_refused_with_those_there_are(bare: Path) -> None:
+def test_unknown_environment_is_refused_with_the_known_ones(bare: Path) -> None:
     with pytest.raises(InvalidInput, match="bare, tensorflow") as refused:
         python_for({"tensorflow": bare, "bare": bare}, "jax")
 
     assert "[jobs.environments] in falaj.toml" in str(refused.value)
 
 
-def test_folder_that_is_no_virtualenv_is_refused_by_its_name(tmp_path: Path) -> None:
+def test_folder_without_a_virtualenv_is_refused_by_its_name(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=r"jobs\.environments\.jax"):
         python_for({"jax": tmp_path}, "jax")
 
 
-def test_runtime_can_be_imported_where_nothing_is_installed(bare: Path, tmp_path: Path) -> None:
+def test_runtime_can_be_imported_without_other_packages(bare: Path, tmp_path: Path) -> None:
     python = python_for({"bare": bare}, "bare")
     given = python.variables(tmp_path, {"PYTHONPATH": "mine"})
     again = python.variables(tmp_path, {})
     script = "import falaj as fj, sys; print(fj.job.attempt, fj.__version__ != '', sys.prefix)"
 
-    said = subprocess.run([python.executable, "-c", script], env=again, capture_output=True, text=True)
+    ran = subprocess.run([python.executable, "-c", script], env=again, capture_output=True, text=True)
 
     assert given == {"PYTHONPATH": f"mine:{again['PYTHONPATH']}"}
-    assert (said.stdout.split(), said.stderr) == (["1", "True", str(bare)], "")
+    assert (ran.stdout.split(), ran.stderr) == (["1", "True", str(bare)], "")
 
 
-def test_job_may_read_the_virtualenv_and_what_it_was_made_of(bare: Path) -> None:
+def test_job_may_read_the_virtualenv_and_its_base_python(bare: Path) -> None:
     readable = python_for({"bare": bare}, "bare").readable
 
     assert readable == (PACKAGE, bare, Path(sys.executable).resolve().parents[1])
 
 
-def test_packages_are_those_of_the_virtualenv_and_of_what_it_links_to(bare: Path, tmp_path: Path) -> None:
+def test_packages_include_those_of_linked_site_packages(bare: Path, tmp_path: Path) -> None:
     site = next(bare.glob("lib/python3*/site-packages"))
     for folder, name in ((site, "near"), (tmp_path, "far")):
         (folder / f"{name}-1.0.dist-info").mkdir()
         (folder / f"{name}-1.0.dist-info" / "METADATA").write_text(f"Name: {name}\nVersion: 1.0\n")
     (site / "links.pth").write_text(f"# a comment\nimport os\n{tmp_path}\n/nowhere\n")
 
-    told = packages_of({"bare": bare}, "bare").decode().splitlines()
+    packages = packages_of({"bare": bare}, "bare").decode().splitlines()
 
-    assert told[0] == f"# Python {sys.version.split()[0]}"
-    assert told[2:] == [f"# {bare}/bin/python", "far==1.0", "near==1.0"]
+    assert packages[0] == f"# Python {sys.version.split()[0]}"
+    assert packages[2:] == [f"# {bare}/bin/python", "far==1.0", "near==1.0"]
 
 
-def test_packages_of_an_environment_that_is_gone_do_not_fail_the_job() -> None:
+def test_packages_of_a_removed_environment_do_not_fail_the_job() -> None:
     assert packages_of({}, "jax") == b"# the environment jax, which falaj.toml no longer lists\n"
 
 

@@ -1,4 +1,4 @@
-"""Which training set the model of a job came from, by what the job was given."""
+"""The training set of a job's model is found among the job's inputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Retraining step by step, on services that remember what was asked of them."""
+"""Retraining step by step, on fake services that record their calls."""
 
 from __future__ import annotations
 
@@ -15,7 +15,14 @@ from falaj.control.pipelines.retraining import retrain
 from falaj.errors import Conflict, NotFound
 from falaj.records.control.pipelines import Canary, Pipeline
 from falaj.records.record import utc_now
-from falaj.records.serving import EndpointStats, VersionStats
+from falaj.records.serving import (
+    EndpointObservations,
+    EndpointStats,
+    Observation,
+    ScoringRule,
+    VersionCounts,
+    VersionStats,
+)
 from falaj.records.training.jobs import JobSpec, JobState
 
 PLAN = Pipeline(
@@ -30,13 +37,13 @@ PLAN = Pipeline(
 )
 
 
-class Walk:
-    """Runs every step once, and lets a wait look three times."""
+class FakeSteps:
+    """Runs every step once, and lets a wait poll three times."""
 
     workflow = "work_00000000000000000012345678"
 
     def __init__(self) -> None:
-        self.said: list[str] = []
+        self.reports: list[str] = []
         self.steps: list[str] = []
 
     def run(self, name: str, body: Callable[[], Any]) -> Any:
@@ -52,11 +59,13 @@ class Walk:
                 return json.loads(json.dumps(found))
         raise AssertionError(f"{name} waits for ever")
 
-    def undo(self, name: str, body: Callable[[], Any]) -> Any:
+    def as_controller(self, name: str, body: Callable[[], Any]) -> Any:
         return self.run(name, body)
 
+    undo = as_controller
+
     def report(self, words: str, *, done: int = 0, of: int | None = None) -> None:
-        self.said.append(words)
+        self.reports.append(words)
 
 
 class Record(SimpleNamespace):
@@ -65,10 +74,15 @@ class Record(SimpleNamespace):
 
 
 class FakeServices:
-    """What the workflow touches of the platform; version 1 serves, version 2 is what the job makes."""
+    """The services that the workflow calls; version 1 serves, version 2 is made by the job."""
 
     def __init__(
-        self, *, score: float = 0.4, approvals: tuple[str, ...] = (), protected: bool = False
+        self,
+        *,
+        score: float = 0.4,
+        approvals: tuple[str, ...] = (),
+        protected: bool = False,
+        protected_endpoint: str | None = None,
     ) -> None:
         self.calls: list[tuple[str, Any]] = []
         self.outputs: dict[str, bytes] = {
@@ -78,13 +92,19 @@ class FakeServices:
         self.state = JobState.DONE
         self.score = score
         self.broken_stats = False
+        self.observed = True
+        self.began = timedelta()
         self.approvals = approvals
-        self.features = SimpleNamespace(training_set=self._note("training_set", Record(id="dataset_1")))
+        self.protected_endpoint = protected_endpoint
+        self.features = SimpleNamespace(
+            show=lambda _view: SimpleNamespace(zone="frankfurt"),
+            training_set=self._note("training_set", Record(id="dataset_1")),
+        )
         self.jobs = SimpleNamespace(submit=self._note("submit", Record(id="job_1")), show=self._job)
         self.blobs = SimpleNamespace(read=lambda blob: iter([self.outputs[blob]]))
         self.challenger = Record(id="version_2", number=2, reference="delays@2", model="model_1")
         serving = Record(id="version_1", number=1, reference="delays@1", model="model_1")
-        alias = SimpleNamespace(alias="champion", protected=protected, version="version_1")
+        alias = SimpleNamespace(alias="champion", protected=protected, independent=False, version="delays@1")
         self.models = SimpleNamespace(
             register=self._note("register", self.challenger),
             version=lambda ident: serving if ident == "version_1" else self.challenger,
@@ -93,24 +113,35 @@ class FakeServices:
             promote=self._note("promote", Record(model="delays")),
         )
         self.weights = {"1": 100}
-        self.endpoints = SimpleNamespace(show=self._endpoint, route=self._route, stats=self._stats)
+        self.changed_at = utc_now()
+        self.endpoints = SimpleNamespace(
+            show=self._endpoint, route=self._route, stats=self._stats, observations=self._observations
+        )
 
         monitors = [SimpleNamespace(id=f"monitor_{n}", endpoint=f"endpoint_{n}") for n in (1, 2)]
         self.monitoring = SimpleNamespace(
             list=lambda **_more: SimpleNamespace(items=monitors),
             set_reference=self._note("set_reference", Record(id="monitor_1")),
         )
+        self.pipelines = SimpleNamespace(conclude=self._note("conclude", Record()))
 
     def _endpoint(self, _name: str) -> Any:
         routes = [SimpleNamespace(version=v, weight=w, id=f"version_{v}") for v, w in self.weights.items()]
-        return SimpleNamespace(id="endpoint_1", name="delays", model="delays", routes=tuple(routes))
+        return SimpleNamespace(
+            id="endpoint_1",
+            name="delays",
+            model="delays",
+            routes=tuple(routes),
+            protected=self.protected_endpoint,
+        )
 
     def _route(self, name: str, *, routes: Any) -> Any:
         self.calls.append(("route", {"first": name, "routes": routes}))
         self.weights = {route.version: route.weight for route in routes}
-        return Record(changed_at=utc_now().isoformat())
+        self.changed_at = utc_now() + self.began
+        return Record(changed_at=self.changed_at.isoformat())
 
-    def asked(self, name: str) -> list[Any]:
+    def calls_of(self, name: str) -> list[Any]:
         return [given for called, given in self.calls if called == name]
 
     def _note(self, name: str, answer: Any) -> Callable[..., Any]:
@@ -134,14 +165,25 @@ class FakeServices:
         return Record(**facts, **times, outputs=outputs, spec=spec, progress=None)
 
     def _stats(self, _name: str, *, since: Any) -> EndpointStats:
-        if self.broken_stats:
-            raise NotFound("the endpoint is gone")
-        many = {"requests": 5000, "labelled": 5000, "score_variance": 0.04}
+        many = {"requests": 5000, "labelled": 5000, "score_variance": 0.04, "slow_ms": 5.0}
         versions = (
             VersionStats(version="1", score_mean=0.5, **many),
             VersionStats(version="2", score_mean=self.score, **many),
         )
         return EndpointStats(endpoint="delays", since=since, scoring=None, versions=versions)
+
+    def _observations(self, _name: str, *, after: int, limit: int) -> EndpointObservations:
+        if self.broken_stats:
+            raise NotFound("the endpoint is gone")
+        requests = tuple(
+            VersionCounts(version=version, requests=count) for version, count in (("1", 18_000), ("2", 2_000))
+        )
+        scores = {"1": (0.4, 0.6) * 9_000, "2": (self.score - 0.1, self.score + 0.1) * 1_000}
+        seen = Observation(number=1, at=utc_now(), requests=requests, scores=scores)
+        items = (seen,) if self.observed and after < 1 else ()
+        return EndpointObservations(
+            endpoint="delays", since=self.changed_at, scoring=ScoringRule.LOG_LOSS, items=items
+        )
 
 
 def given(**more: Any) -> dict[str, Any]:
@@ -154,21 +196,22 @@ def given(**more: Any) -> dict[str, Any]:
 
 
 def weights(services: FakeServices) -> list[dict[str, int]]:
-    return [{route.version: route.weight for route in each["routes"]} for each in services.asked("route")]
+    return [{route.version: route.weight for route in each["routes"]} for each in services.calls_of("route")]
 
 
-def test_a_good_model_goes_from_training_set_to_promotion() -> None:
-    services, walk = FakeServices(score=0.4), Walk()
+def test_a_better_model_goes_from_training_set_to_promotion() -> None:
+    services, steps = FakeServices(score=0.4), FakeSteps()
 
-    ended = retrain(services, walk, given())  # type: ignore[arg-type]
+    ended = retrain(services, steps, given())  # type: ignore[arg-type]
 
-    assert services.asked("training_set")[0]["last"] == timedelta(days=90)
-    assert services.asked("submit")[0]["first"].inputs == {"training": "dataset_1"}
-    assert services.asked("register")[0]["metrics"] == {"auc": 0.7}
-    assert services.asked("register")[0]["training_set"] == "dataset_1"
+    assert services.calls_of("training_set")[0]["last"] == timedelta(days=90)
+    assert services.calls_of("training_set")[0]["zone"] == "frankfurt"  # where the spine lies
+    assert services.calls_of("submit")[0]["first"].inputs == {"training": "dataset_1"}
+    assert services.calls_of("register")[0]["metrics"] == {"auc": 0.7}
+    assert services.calls_of("register")[0]["training_set"] == "dataset_1"
     assert weights(services) == [{"1": 90, "2": 10}, {"2": 100}]
-    assert services.asked("promote")[0]["to"] == "champion"
-    assert services.asked("set_reference") == [{"first": "monitor_1", "reference": "dataset_1"}]
+    assert services.calls_of("promote")[0]["to"] == "champion"
+    assert services.calls_of("set_reference") == [{"first": "monitor_1", "reference": "dataset_1"}]
     assert ended["verdict"]["promote"] is True
     assert (ended["cause"], ended["job"], ended["version"]) == ("drift", "job_1", "version_2")
 
@@ -176,11 +219,40 @@ def test_a_good_model_goes_from_training_set_to_promotion() -> None:
 def test_a_worse_model_is_rolled_back_and_not_promoted() -> None:
     services = FakeServices(score=0.9)
 
-    ended = retrain(services, Walk(), given())  # type: ignore[arg-type]
+    ended = retrain(services, FakeSteps(), given())  # type: ignore[arg-type]
 
     assert weights(services) == [{"1": 90, "2": 10}, {"1": 100}]
-    assert services.asked("promote") == []
+    assert services.calls_of("promote") == []
     assert "worse" in ended["verdict"]["words"]
+
+
+def test_an_undecided_canary_keeps_the_champion_and_does_not_fail() -> None:
+    services = FakeServices()
+    services.observed, services.began = False, timedelta(days=-2)
+
+    ended = retrain(services, FakeSteps(), given())  # type: ignore[arg-type]
+
+    assert ended["verdict"]["outcome"] == "undecided"
+    assert "nothing against it" in ended["verdict"]["words"]
+    assert weights(services) == [{"1": 90, "2": 10}, {"1": 100}]
+    assert (services.calls_of("promote"), services.calls_of("set_reference")) == ([], [])
+    (told,) = services.calls_of("conclude")
+    assert (told["model"], told["verdict"].outcome) == ("version_2", "undecided")
+
+
+def test_routes_that_were_set_anew_to_the_same_shares_end_the_canary() -> None:
+    """The observations were begun anew with them, so those from before are gone."""
+    services = FakeServices()
+    observations = services.endpoints.observations
+
+    def route_again(*args: Any, **given: Any) -> Any:
+        services.changed_at = utc_now()
+        return observations(*args, **given)
+
+    services.endpoints.observations = route_again
+    ended = canary(services, FakeSteps(), tried())  # type: ignore[arg-type]
+
+    assert "changed by someone else" in ended["verdict"]["words"]
 
 
 def test_a_job_that_fails_ends_it_with_the_jobs_reason() -> None:
@@ -188,7 +260,7 @@ def test_a_job_that_fails_ends_it_with_the_jobs_reason() -> None:
     services.state = JobState.FAILED
 
     with pytest.raises(Conflict, match="ValueError: no"):
-        retrain(services, Walk(), given())  # type: ignore[arg-type]
+        retrain(services, FakeSteps(), given())  # type: ignore[arg-type]
 
     assert weights(services) == []
 
@@ -208,39 +280,67 @@ def test_a_job_without_a_proper_description_of_its_model_ends_it(manifest: bytes
         services.outputs["model.json"] = manifest
 
     with pytest.raises(Conflict, match=words):
-        retrain(services, Walk(), given())  # type: ignore[arg-type]
+        retrain(services, FakeSteps(), given())  # type: ignore[arg-type]
 
-    assert services.asked("register") == []
+    assert services.calls_of("register") == []
 
 
-def test_a_protected_alias_waits_for_someone_else() -> None:
-    services, walk = FakeServices(protected=True), Walk()
+def test_a_protected_alias_waits_for_an_approval() -> None:
+    services, steps = FakeServices(protected=True), FakeSteps()
 
     with pytest.raises(AssertionError, match="approval waits"):
-        retrain(services, walk, given())  # type: ignore[arg-type]
+        retrain(services, steps, given())  # type: ignore[arg-type]
 
-    assert any("falaj models approve delays@2 --alias champion" in words for words in walk.said)
-    assert services.asked("promote") == []
+    assert any("falaj models approve delays@2 --alias champion" in words for words in steps.reports)
+    assert services.calls_of("promote") == []
 
 
 def test_approval_that_does_not_come_in_time_rolls_back() -> None:
     plan = PLAN.model_copy(update={"approval_within": timedelta(seconds=-1)}).model_dump(mode="json")
     services = FakeServices(protected=True)
 
-    ended = canary(services, Walk(), tried(canary=plan["canary"], approval_within=-1.0))  # type: ignore[arg-type]
+    ended = canary(services, FakeSteps(), tried(canary=plan["canary"], approval_within=-1.0))  # type: ignore[arg-type]
 
     assert "nobody approved delays@2" in ended["verdict"]["words"]
     assert weights(services)[-1] == {"1": 100}
 
 
-def test_what_fails_in_a_canary_leads_back_to_the_champion() -> None:
+def test_a_protected_endpoint_sends_no_request_before_the_approval() -> None:
+    services, steps = FakeServices(protected_endpoint="champion"), FakeSteps()
+
+    with pytest.raises(AssertionError, match="approval to serve waits"):
+        canary(services, steps, tried(alias=None))  # type: ignore[arg-type]
+
+    assert any("falaj models approve delays@2 --alias champion" in words for words in steps.reports)
+    assert weights(services) == []
+
+
+def test_a_protected_endpoint_without_approval_in_time_is_left_alone() -> None:
+    services = FakeServices(protected_endpoint="champion")
+
+    ended = canary(services, FakeSteps(), tried(alias=None, approval_within=-1.0))  # type: ignore[arg-type]
+
+    assert "nobody approved delays@2 for champion" in ended["verdict"]["words"]
+    assert weights(services) == []
+
+
+def test_an_approved_version_is_tried_on_a_protected_endpoint() -> None:
+    services = FakeServices(protected_endpoint="champion", approvals=("noor",))
+
+    ended = canary(services, FakeSteps(), tried(alias=None))  # type: ignore[arg-type]
+
+    assert ended["verdict"]["promote"]
+    assert weights(services)[0] == {"1": 90, "2": 10}
+
+
+def test_a_failure_during_a_canary_goes_back_to_the_champion() -> None:
     services = FakeServices()
     services.broken_stats = True
 
-    ended = canary(services, Walk(), tried(alias=None, canary=Canary().model_dump(mode="json")))  # type: ignore[arg-type]
+    ended = canary(services, FakeSteps(), tried(alias=None, canary=Canary().model_dump(mode="json")))  # type: ignore[arg-type]
 
     assert weights(services) == [{"1": 90, "2": 10}, {"1": 100}]
-    assert ended["verdict"] == {"promote": False, "words": "the endpoint is gone"}
+    assert ended["verdict"] == {"outcome": "undecided", "promote": False, "words": "the endpoint is gone"}
 
 
 def tried(**more: Any) -> dict[str, Any]:
@@ -250,12 +350,12 @@ def tried(**more: Any) -> dict[str, Any]:
 
 
 def test_a_version_of_another_model_is_not_tried() -> None:
-    """Its number alone would name a version of the model that serves."""
+    """Its number alone would name a version of the model that is served."""
     services = FakeServices()
     services.challenger.model = "model_2"
 
     with pytest.raises(Conflict, match="delays@2 is not a version of the model delays"):
-        canary(services, Walk(), tried())  # type: ignore[arg-type]
+        canary(services, FakeSteps(), tried())  # type: ignore[arg-type]
 
     assert weights(services) == []
 
@@ -265,59 +365,60 @@ def test_a_second_canary_on_the_same_endpoint_is_refused() -> None:
     services.weights = {"1": 90, "3": 10}
 
     with pytest.raises(Conflict, match="divides its requests among versions 1, 3"):
-        canary(services, Walk(), tried())  # type: ignore[arg-type]
+        canary(services, FakeSteps(), tried())  # type: ignore[arg-type]
 
     assert weights(services) == []
 
 
 @pytest.mark.parametrize("score", [0.4, 0.9], ids=["good", "bad"])
-def test_routes_that_somebody_else_set_meanwhile_stay(score: float) -> None:
-    services, walk = FakeServices(score=score), Walk()
-    stats = services.endpoints.stats
+def test_routes_set_by_others_meanwhile_stay(score: float) -> None:
+    services, steps = FakeServices(score=score), FakeSteps()
+    observations = services.endpoints.observations
 
     def route_elsewhere(*args: Any, **given: Any) -> Any:
         services.weights = {"7": 100}
-        return stats(*args, **given)
+        return observations(*args, **given)
 
-    services.endpoints.stats = route_elsewhere
-    ended = canary(services, walk, tried())  # type: ignore[arg-type]
+    services.endpoints.observations = route_elsewhere
+    ended = canary(services, steps, tried())  # type: ignore[arg-type]
 
     assert weights(services) == [{"1": 90, "2": 10}]
     assert services.weights == {"7": 100}
-    assert (ended["verdict"]["promote"], services.asked("promote")) == (False, [])
+    assert (ended["verdict"]["promote"], services.calls_of("promote")) == (False, [])
 
 
-def test_a_promotion_that_is_refused_takes_the_requests_back() -> None:
+def test_a_refused_promotion_routes_requests_back_to_the_champion() -> None:
     services = FakeServices(score=0.4)
 
     def refuse(*_args: Any, **_given: Any) -> Any:
         raise Conflict("the approval was withdrawn")
 
     services.models.promote = refuse
-    ended = canary(services, Walk(), tried())  # type: ignore[arg-type]
+    ended = canary(services, FakeSteps(), tried())  # type: ignore[arg-type]
 
     assert weights(services) == [{"1": 90, "2": 10}, {"2": 100}, {"1": 100}]
-    assert ended["verdict"] == {"promote": False, "words": "the approval was withdrawn"}
+    assert (ended["verdict"]["outcome"], ended["verdict"]["promote"]) == ("undecided", False)
+    assert ended["verdict"]["words"] == "the approval was withdrawn"
 
 
-def test_a_step_that_was_interrupted_after_it_had_split_goes_on() -> None:
-    services, walk = FakeServices(score=0.4), Walk()
+def test_a_step_interrupted_after_the_traffic_split_continues() -> None:
+    services, steps = FakeServices(score=0.4), FakeSteps()
 
     def twice(name: str, body: Callable[[], Any]) -> Any:
         body()
-        return Walk.run(walk, name, body)
+        return FakeSteps.run(steps, name, body)
 
-    walk.run = twice  # type: ignore[method-assign]
-    ended = canary(services, walk, tried(alias=None))  # type: ignore[arg-type]
+    steps.run = twice  # type: ignore[method-assign]
+    ended = canary(services, steps, tried(alias=None))  # type: ignore[arg-type]
 
     assert (ended["verdict"]["promote"], services.weights) == (True, {"2": 100})
 
 
-def test_versions_that_answer_only_when_they_are_named_stay_so() -> None:
+def test_versions_with_weight_zero_stay_routed() -> None:
     services = FakeServices(score=0.9)
     services.weights = {"1": 100, "5": 0}
 
-    canary(services, Walk(), tried())  # type: ignore[arg-type]
+    canary(services, FakeSteps(), tried())  # type: ignore[arg-type]
 
     assert weights(services) == [{"1": 90, "5": 0, "2": 10}, {"1": 100, "5": 0}]
 
@@ -330,6 +431,6 @@ def test_a_hostile_description_of_a_model_ends_it(manifest: bytes) -> None:
     services.blobs.read = lambda _blob: pieces if len(manifest) > 1 << 20 else iter([manifest])
 
     with pytest.raises(Conflict, match=r"model\.json of the job train"):
-        retrain(services, Walk(), given())  # type: ignore[arg-type]
+        retrain(services, FakeSteps(), given())  # type: ignore[arg-type]
 
     assert len(list(pieces)) >= 5, "no more was read than tells that it is too large"

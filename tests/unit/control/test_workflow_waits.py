@@ -1,4 +1,4 @@
-"""The pauses of a workflow that waits."""
+"""The pauses of a waiting workflow."""
 
 from __future__ import annotations
 

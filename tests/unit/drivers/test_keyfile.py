@@ -1,4 +1,4 @@
-"""The key file: who may read it, and that there is only ever one."""
+"""The key file: its permissions, and that there is only ever one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "config" / "keys.json"
 
 
-def test_it_is_made_for_its_owner_alone(path: Path) -> None:
+def test_it_is_created_readable_by_its_owner_only(path: Path) -> None:
     KeyFile.create(path)
 
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -28,7 +28,7 @@ def test_it_is_made_for_its_owner_alone(path: Path) -> None:
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_it_stays_its_owners_alone_when_rotated(path: Path) -> None:
+def test_it_stays_readable_by_its_owner_only_when_rotated(path: Path) -> None:
     keys = KeyFile.create(path)
 
     keys.rotate()
@@ -92,7 +92,7 @@ def test_a_second_create_keeps_the_first_key(path: Path) -> None:
     assert KeyFile.open(path).root == first.root
 
 
-def test_eight_first_starts_make_one_key(path: Path) -> None:
+def test_eight_concurrent_first_starts_make_one_key(path: Path) -> None:
     with ThreadPoolExecutor(8) as starts:
         roots = set(starts.map(lambda _: KeyFile.open_or_create(path).root, range(8)))
 
@@ -100,7 +100,7 @@ def test_eight_first_starts_make_one_key(path: Path) -> None:
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_rotations_at_once_lose_no_key(path: Path) -> None:
+def test_concurrent_rotations_lose_no_key(path: Path) -> None:
     KeyFile.create(path)
 
     with ThreadPoolExecutor(8) as rotations:
@@ -110,7 +110,7 @@ def test_rotations_at_once_lose_no_key(path: Path) -> None:
     assert max(roots) == KeyFile.open(path).root
 
 
-def test_a_rotation_by_another_process_is_felt(path: Path) -> None:
+def test_a_rotation_by_another_process_is_seen(path: Path) -> None:
     here, there = KeyFile.create(path), KeyFile.open(path)
 
     root = there.rotate()
@@ -119,7 +119,7 @@ def test_a_rotation_by_another_process_is_felt(path: Path) -> None:
     assert here.unwrap(there.wrap(b"k" * 32, context=CONTEXT), context=CONTEXT) == b"k" * 32
 
 
-def test_a_file_that_is_opened_up_while_it_is_in_use_is_refused(path: Path) -> None:
+def test_a_file_made_readable_for_others_while_in_use_is_refused(path: Path) -> None:
     keys = KeyFile.create(path)
 
     path.chmod(0o644)

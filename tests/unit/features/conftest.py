@@ -21,7 +21,7 @@ class FeaturesEnv:
     folder: Path
 
     def put(self, name: str, rows: pa.Table, **where: object) -> str:
-        """Upload rows as Arrow; the blob's id."""
+        """Upload rows as Arrow, and return the blob's id."""
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, rows.schema) as writer:
             writer.write_table(rows)
@@ -30,11 +30,11 @@ class FeaturesEnv:
 
 @pytest.fixture
 def env(platform: OwnPlatform) -> FeaturesEnv:
-    """The test runs once on SQLite and once on PostgreSQL."""
+    """A feature store; the test runs on SQLite and on PostgreSQL."""
     return FeaturesEnv(platform, platform.features, platform.home.path)
 
 
 @pytest.fixture
 def light_env(light_platform: OwnPlatform) -> FeaturesEnv:
-    """The same on SQLite only, for what does not depend on the database."""
+    """The same on SQLite only, for tests that do not depend on the database."""
     return FeaturesEnv(light_platform, light_platform.features, light_platform.home.path)

@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 import falaj as fj
@@ -48,8 +49,8 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def furnished(template: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A home in which the definitions are applied, and trips has rows."""
+def home_with_rows(template: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A home with the definitions applied, and rows in trips."""
     folder = tmp_path_factory.mktemp("furnished")
     shutil.copytree(template, folder, dirs_exist_ok=True)
     (folder / "features.toml").write_text(TOML)
@@ -63,8 +64,8 @@ def furnished(template: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def used(furnished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[CommandLine]:
-    with command_line(tmp_path, capsys, template=furnished) as line:
+def used(home_with_rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[CommandLine]:
+    with command_line(tmp_path, capsys, template=home_with_rows) as line:
         yield line
 
 
@@ -76,12 +77,13 @@ def falaj(template: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         yield line
 
 
-def test_definitions_are_applied_and_rows_go_all_the_way(falaj: CommandLine) -> None:
+@pytest.mark.slow
+def test_definitions_are_applied_and_rows_are_ingested_joined_and_served(falaj: CommandLine) -> None:
     dry = falaj.done("apply", "--dry-run")
     applied = falaj.done("apply")
     again = falaj.done("apply", "features.toml")
     ingested = falaj.done(*applied.out.split("falaj ")[1].splitlines()[0].split())
-    twice = falaj.done("features", "ingest", "sums", "trips.csv", "trips.csv")
+    twice = falaj.done("features", "ingest", "sums", "trips.csv", "trips.csv", "--again")
     online = falaj.done(*twice.out.split("falaj ")[1].split())
     read = falaj.done("features", "read", "sums", "1", "3")
     from_file = falaj.done("features", "training-set", "a", "--spine", "trips.csv", "--views", "trips,sums")
@@ -100,7 +102,7 @@ def test_definitions_are_applied_and_rows_go_all_the_way(falaj: CommandLine) -> 
         "1    2024-06-02 08:00:00Z  2.5",
         "3    -                     -",
     ]
-    assert from_file.out.startswith("training set a is created: 3 rows, 7 columns, 2 views")
+    assert from_file.out.startswith("training set a is ready: 3 rows, 7 columns, 2 views")
     assert (from_view["rows"], from_view["columns"][-1]) == (1, "sums__km_7d")
     assert falaj.done("features", "list").out.splitlines()[2].split()[:6] == [
         "sums",
@@ -113,7 +115,39 @@ def test_definitions_are_applied_and_rows_go_all_the_way(falaj: CommandLine) -> 
     assert "mean of km over 7d" in falaj.done("features", "show", "sums").out
 
 
-def test_a_changed_view_says_in_what(falaj: CommandLine) -> None:
+@pytest.mark.slow
+def test_a_file_is_added_once_and_what_was_assumed_is_said(falaj: CommandLine) -> None:
+    falaj.done("apply")
+    (falaj.folder / "naive.csv").write_text("driver,event_time,km,car,size\n9,2024-06-01 08:00:00,1,red,2\n")
+
+    first = falaj.done("features", "ingest", "trips", "naive.csv")
+    second = falaj.done("features", "ingest", "trips", "naive.csv")
+    refused = falaj("features", "ingest", "trips", "naive.csv", "--strict")
+
+    assert first.out.splitlines()[:3] == [
+        "trips: 1 row added, 1 now, in version 1",
+        "  note   naive.csv: event_time: 1 timestamp without a time zone, read as UTC",
+        "  note   naive.csv: size: not a column of the view, left out",
+    ]
+    assert "note   naive.csv: was added before, 20" in second.out
+    assert "trips: 0 rows added, 1 now" in second.out
+    assert (refused.status, "strict is on" in refused.err) == (2, True)
+
+
+@pytest.mark.slow
+def test_a_changed_view_says_what_becomes_of_its_rows(used: CommandLine) -> None:
+    (used.folder / "features.toml").write_text(TOML.replace('car = "text"', 'colour = "text"'))
+
+    dry = used.done("apply", "--dry-run", "--keep-rows", "none")
+    applied = used.done("apply")
+
+    assert "  note   trips: 3 rows of version 1 not kept: as asked" in dry.out
+    kept = ["3 rows of version 1 kept", "colour is new, and null in them", "car is removed"]
+    assert "".join(f"  note   trips: {note}\n" for note in kept) in applied.out
+    assert "features materialize trips" in applied.out
+
+
+def test_a_changed_view_lists_its_changes(falaj: CommandLine) -> None:
     falaj.done("apply")
     (falaj.folder / "features.toml").write_text(TOML.replace('"7d"', '"8d"'))
 
@@ -164,7 +198,9 @@ def test_every_fault_of_a_file_is_shown_and_nothing_is_applied(falaj: CommandLin
         ("features materialize sums", 1, "has no rows"),
     ],
 )
-def test_wrong_input_is_refused_in_words(used: CommandLine, command: str, status: int, words: str) -> None:
+def test_wrong_input_is_refused_with_a_message(
+    used: CommandLine, command: str, status: int, words: str
+) -> None:
     (used.folder / "empty.csv").touch()
     (used.folder / "wrong.csv").write_text("a,event_time\n1,2024-06-01T08:00:00Z\n")
 
@@ -176,6 +212,7 @@ def test_wrong_input_is_refused_in_words(used: CommandLine, command: str, status
         assert used.json("features", "training-sets")["items"] == []
 
 
+@pytest.mark.slow
 def test_sql_that_reads_files_is_refused(falaj: CommandLine) -> None:
     (falaj.folder / "features.toml").write_text(
         TOML.replace('source = "trips.csv"', "sql = \"SELECT * FROM read_csv('trips.csv')\"")
@@ -187,3 +224,62 @@ def test_sql_that_reads_files_is_refused(falaj: CommandLine) -> None:
     assert ran.status == 2
     assert "a query over source and nothing else" in ran.err
     assert falaj.json("features", "show", "trips")["table_version"] is None
+
+
+MORE = "driver,event_time,km,car\n1,2024-06-01T09:00:00Z,7.5,\n"
+SPINE = "driver,event_time\n1,2024-06-01T10:00:00Z\n"
+
+
+@pytest.mark.slow
+def test_the_files_of_a_first_load_are_history_and_later_rows_are_known_when_they_come_in(
+    falaj: CommandLine,
+) -> None:
+    falaj.done("apply")
+    (falaj.folder / "more.csv").write_text(MORE)
+    (falaj.folder / "spine.csv").write_text(SPINE)
+
+    first = falaj.done("features", "ingest", "sums", "trips.csv", "more.csv")
+    falaj.done("features", "ingest", "trips", "trips.csv")
+    late = falaj.done("features", "ingest", "trips", "more.csv")
+    made = falaj.done("features", "training-set", "a", "--spine", "spine.csv", "--views", "trips,sums")
+    falaj.done("features", "load", "a", "--output", "a.arrow")
+
+    rows = pa.ipc.open_stream((falaj.folder / "a.arrow").read_bytes()).read_all().to_pydict()
+    assert "known from" not in first.out + made.out
+    assert "; known from 20" in late.out.splitlines()[0]
+    assert "--backfill" in late.out
+    assert (rows["trips__km"], rows["sums__km_7d"]) == ([1.5], [4.5])
+    assert "known at    ingestion: when rows came in" in falaj.done("features", "show", "trips").out
+
+
+@pytest.mark.slow
+def test_a_back_fill_is_history_as_well(falaj: CommandLine) -> None:
+    falaj.done("apply")
+    (falaj.folder / "more.csv").write_text(MORE)
+    falaj.done("features", "ingest", "trips", "trips.csv")
+
+    done = falaj.json("features", "ingest", "trips", "more.csv", "--backfill")
+
+    assert [each["known_from"] for each in done] == [None]
+
+
+@pytest.mark.slow
+def test_a_view_by_event_time_is_named_when_it_is_joined(falaj: CommandLine) -> None:
+    (falaj.folder / "features.toml").write_text(TOML.replace("ttl =", 'known_at = "event_time"\nttl ='))
+    falaj.done("apply")
+    for view in ("trips", "sums"):
+        falaj.done("features", "ingest", view, "trips.csv")
+
+    made = falaj.done("features", "training-set", "a", "--spine", "trips.csv", "--views", "trips,sums")
+
+    assert "rows of trips count as known at their event time, also late ones" in made.out
+    assert "event_time: when rows happened" in falaj.done("features", "show", "trips").out
+
+
+def test_known_at_says_what_is_allowed(falaj: CommandLine) -> None:
+    (falaj.folder / "features.toml").write_text(TOML.replace("ttl =", 'known_at = "arrival"\nttl ='))
+
+    ran = falaj("apply")
+
+    assert "features.toml:10 view[0].known_at" in ran.err
+    assert "'created_time', 'ingestion' or 'event_time'" in ran.err

@@ -106,7 +106,7 @@ def test_toml_defines_entities_and_views(tmp_path: Path) -> None:
     assert found.sources == {"trips": tmp_path / "trips.csv"}
 
 
-def test_python_defines_what_stands_at_its_top(tmp_path: Path) -> None:
+def test_python_definitions_are_read_from_module_level(tmp_path: Path) -> None:
     (tmp_path / "beside.py").write_text("from datetime import timedelta\nHOURS = timedelta(hours=3)\n")
     (tmp_path / "features.py").write_text(PYTHON)
     (tmp_path / "train.py").write_text("raise SystemExit('this must not run')")
@@ -166,7 +166,7 @@ def test_all_faults_of_all_files_are_named_with_their_lines(tmp_path: Path) -> N
         ),
     ],
 )
-def test_files_that_say_nothing_sound_are_refused(tmp_path: Path, name: str, text: str, words: str) -> None:
+def test_invalid_definition_files_are_refused(tmp_path: Path, name: str, text: str, words: str) -> None:
     (tmp_path / name).write_text(text)
 
     with pytest.raises(InvalidInput) as refused:

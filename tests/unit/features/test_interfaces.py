@@ -25,7 +25,7 @@ from falaj.records.features import (
 )
 from interfaces import ServedPlatform, serve
 
-NOTHING = [(None, None)] * 3
+NOTHING = [(None, None)] * 2
 MOMENT = pa.timestamp("us", "UTC")
 NOON = datetime(2024, 6, 1, 12, tzinfo=UTC)
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
@@ -71,7 +71,8 @@ def trips() -> pa.Table:
     )
 
 
-def test_online_reads_agree_near_and_far_and_grow_old(served: ServedPlatform) -> None:
+@pytest.mark.slow
+def test_online_reads_agree_on_both_interfaces_and_expire(served: ServedPlatform) -> None:
     near, far, keys = served.parts.services.features, served.platform.features, ("1", "2", "3", "4", "5")
 
     with acting_as(local_caller(served.parts.database)):
@@ -79,20 +80,23 @@ def test_online_reads_agree_near_and_far_and_grow_old(served: ServedPlatform) ->
     there = [far.read(view, keys=keys) for view in ("trips", "sums")]
 
     assert here == there
-    assert [row.values for row in there[0].rows] == [(4.0, None), (None, "دبي"), *NOTHING]
-    assert [row.values for row in there[1].rows] == [(6.0,), *[(None,)] * 4]
+    assert [row.values for row in there[0].rows] == [(4.0, None), (None, "دبي"), *NOTHING, (math.inf, None)]
+    assert [row.values for row in there[1].rows] == [(6.0,), *[(None,)] * 3, (math.inf,)]
     served.clock.now = NOON + 2 * HOUR + DAY
-    assert [row.values for row in far.read("trips", keys=keys).rows] == [(4.0, None), (None, None), *NOTHING]
+    expired = [row.values for row in far.read("trips", keys=keys).rows]
+    assert expired == [(4.0, None), (None, None), *NOTHING, (None, None)]
     served.clock.now = NOON + 3 * HOUR
 
 
-def test_nothing_of_the_values_lies_online_in_clear(served: ServedPlatform) -> None:
+@pytest.mark.slow
+def test_online_values_are_not_stored_in_clear(served: ServedPlatform) -> None:
     files = [file for file in served.parts.home.path.rglob("*") if file.is_file() and "online" in str(file)]
 
     assert files
     assert all("دبي".encode() not in file.read_bytes() for file in files)
 
 
+@pytest.mark.slow
 def test_a_view_is_a_spine_over_a_span_of_time(served: ServedPlatform) -> None:
     made = served.platform.training_set(
         "span", spine="trips", views=["sums"], since=NOON + HOUR, until=NOON + 2 * HOUR
@@ -114,7 +118,7 @@ def test_a_view_is_a_spine_over_a_span_of_time(served: ServedPlatform) -> None:
     assert served.platform.training_set("all", spine="view:trips", views=["sums"]).rows == 6
 
 
-def test_a_spine_comes_from_a_file_or_a_table_and_stays(served: ServedPlatform, tmp_path: Path) -> None:
+def test_a_spine_comes_from_a_file_or_a_table_and_is_kept(served: ServedPlatform, tmp_path: Path) -> None:
     rows = pa.table({"driver": [2, 1], "event_time": pa.array([NOON, NOON], MOMENT), "label": [0, 1]})
     csv.write_csv(rows, tmp_path / "spine.csv")
 
@@ -159,7 +163,7 @@ def test_a_plan_changes_nothing(served: ServedPlatform) -> None:
         (3, {}, InvalidInput),
     ],
 )
-def test_a_spine_that_is_none_is_refused(
+def test_an_invalid_spine_is_refused(
     served: ServedPlatform, spine: object, options: dict[str, object], error: type[Exception]
 ) -> None:
     with pytest.raises(error):

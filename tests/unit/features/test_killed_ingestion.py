@@ -43,7 +43,11 @@ def behind(table, rows, **options):
     real(table, rows, **options)
     stop()
 
-driver.write_deltalake = {"within": within, "behind": behind}[sys.argv[1]]
+if sys.argv[1] == "merging":
+    driver.MERGED_FILES = 1
+    deltalake.DeltaTable.create_checkpoint = lambda table: stop()
+else:
+    driver.write_deltalake = {"within": within, "behind": behind}[sys.argv[1]]
 with fj.open(sys.argv[2]) as platform:
     platform.ingest("trips", sys.argv[3])
 """
@@ -56,9 +60,11 @@ def trips(start: int) -> pa.Table:
     )
 
 
-@pytest.mark.parametrize("where", ["within", "behind"])
-@pytest.mark.parametrize("before", [0, 1])
-def test_a_killed_ingestion_leaves_what_was_pinned(
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("where", "before"), [("within", 0), ("within", 1), ("behind", 0), ("behind", 1), ("merging", 2)]
+)
+def test_a_killed_ingestion_leaves_pinned_versions_readable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, before: int
 ) -> None:
     monkeypatch.setenv("FALAJ_CONFIG_DIR", str(tmp_path / "config"))
@@ -94,6 +100,6 @@ def _kill_when_it_says(command: list[str]) -> None:
     child = subprocess.Popen(command, stdout=subprocess.PIPE, env=dict(os.environ), text=True)
     assert child.stdout is not None
     with child:
-        said = child.stdout.readline()
+        line = child.stdout.readline()
         os.kill(child.pid, signal.SIGKILL)
-    assert said == "now\n"
+    assert line == "now\n"

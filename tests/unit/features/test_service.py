@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from falaj.errors import Conflict, Damaged, Denied, InvalidInput, NotFound, ResidencyDenied
+from falaj.errors import AlreadyExists, Conflict, Damaged, Denied, InvalidInput, NotFound, ResidencyDenied
 from falaj.features import arrow_tables
 from falaj.features.tables import views
 from falaj.governance.operations.caller import acting_as
@@ -57,6 +57,27 @@ def spine(*rows: tuple[int | None, datetime]) -> pa.Table:
     )
 
 
+@pytest.mark.slow
+def test_the_same_training_set_is_made_once(env: FeaturesEnv) -> None:
+    env.features.apply(entities=(DRIVER,), views=(TRIPS,))
+    env.features.ingest("trips", data=env.put("rows", trips(MORNING_TRIP)))
+    rows = spine((1, NOON))
+
+    first = env.features.training_set("twice", spine=env.put("one", rows), views=("trips",))
+    again = env.features.training_set("twice", spine=env.put("two", rows), views=("trips",))
+
+    assert again == first
+    others = {"spine": env.put("three", spine((1, NOON - HOUR)))}, {"until": NOON}, {"event_time": "also"}
+    for other in others:
+        given = {"spine": "blob:one"} | other
+        with pytest.raises((AlreadyExists, InvalidInput)):
+            env.features.training_set("twice", views=("trips",), **given)
+    later = trips((1, NOON - 2 * HOUR, NOON - 2 * HOUR, 7.0, "red"))
+    env.features.ingest("trips", data=env.put("later", later))
+    with pytest.raises(AlreadyExists, match="choose another name"):
+        env.features.training_set("twice", spine="blob:one", views=("trips",))
+
+
 MORNING_TRIP = (1, NOON - 4 * HOUR, NOON - 4 * HOUR, 5.0, "red")
 NOON_TRIP = (1, NOON, NOON + HOUR, 9.0, None)
 
@@ -86,12 +107,13 @@ def test_a_changed_view_is_a_new_version_and_the_old_one_stays_readable(env: Fea
     changed = TRIPS.model_copy(update={"ttl": 2 * DAY})
     env.features.apply(views=(changed,))
 
+    env.features.ingest("trips", data=env.put("more", trips(NOON_TRIP)))
+
     assert env.features.show("trips").definition.ttl == 2 * DAY
     assert env.features.show("trips", version=1).rows == 1
     assert env.features.scan("trips", version=1).read_all()["km"].to_pylist() == [5.0]
+    assert env.features.scan("trips").read_all()["km"].to_pylist() == [5.0, 9.0]
     assert [found.version for found in env.features.list().items] == [2]
-    with pytest.raises(Conflict, match="no rows"):
-        env.features.scan("trips").read_all()
     with pytest.raises(NotFound):
         env.features.show("trips", version=3)
 
@@ -117,7 +139,7 @@ def test_aggregations_over_unknown_columns_are_refused() -> None:
         FeatureView(name="v", entities=("driver",), columns=TRIPS.columns, aggregations=(wrong,))
 
 
-def test_texts_are_counted_and_not_summed_up() -> None:
+def test_text_columns_can_be_counted_but_not_summed() -> None:
     counted = Aggregation(name="x", column="car", function=AggregateFunction.COUNT, window=DAY)
     summed = counted.model_copy(update={"function": AggregateFunction.SUM})
 
@@ -129,7 +151,8 @@ def test_texts_are_counted_and_not_summed_up() -> None:
 # -------------------------------------------------------------------------------------------- ingestion
 
 
-def test_parquet_csv_and_arrow_are_taken(light_env: FeaturesEnv) -> None:
+@pytest.mark.slow
+def test_parquet_csv_and_arrow_are_ingested(light_env: FeaturesEnv) -> None:
     light_env.features.apply(entities=(DRIVER,), views=(TRIPS,))
     sink = pa.BufferOutputStream()
     pq.write_table(trips(MORNING_TRIP), sink)
@@ -147,6 +170,7 @@ def test_parquet_csv_and_arrow_are_taken(light_env: FeaturesEnv) -> None:
     assert rows["car"].to_pylist() == ["red", "blue", None]
 
 
+@pytest.mark.slow
 def test_sql_makes_rows_from_the_source(light_env: FeaturesEnv) -> None:
     view = TRIPS.model_copy(update={"sql": "SELECT * REPLACE (km * 1.6 AS km) FROM source WHERE km > 5"})
     light_env.features.apply(entities=(DRIVER,), views=(view,))
@@ -166,7 +190,7 @@ def test_sql_does_not_read_files(light_env: FeaturesEnv) -> None:
         light_env.features.ingest("trips", data=light_env.put("rows", trips(MORNING_TRIP)))
 
 
-def test_every_column_that_does_not_fit_is_named_and_nothing_is_taken(light_env: FeaturesEnv) -> None:
+def test_every_invalid_column_is_named_and_nothing_is_ingested(light_env: FeaturesEnv) -> None:
     light_env.features.apply(entities=(DRIVER,), views=(TRIPS,))
     wrong = pa.table({"driver": ["x"], "at": pa.array([None], MOMENT), "known": ["soon"], "km": [1.0]})
 
@@ -201,7 +225,7 @@ def test_the_first_bad_rows_are_named(light_env: FeaturesEnv) -> None:
     assert light_env.features.show("trips").table_version is None
 
 
-def test_texts_of_a_csv_stay_texts(light_env: FeaturesEnv) -> None:
+def test_text_in_a_csv_stays_text(light_env: FeaturesEnv) -> None:
     light_env.features.apply(
         entities=(CITY,), views=(FeatureView(name="v", entities=("city",), columns=(CAR,)),)
     )
@@ -222,6 +246,7 @@ def test_files_without_rows_are_refused(light_env: FeaturesEnv, data: bytes) -> 
         light_env.features.ingest("trips", data=blob.id)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "sql",
     [
@@ -235,7 +260,7 @@ def test_files_without_rows_are_refused(light_env: FeaturesEnv, data: bytes) -> 
         "SELECT 1 AS x",
     ],
 )
-def test_sql_that_does_not_fit_is_refused_and_nothing_is_taken(light_env: FeaturesEnv, sql: str) -> None:
+def test_invalid_sql_is_refused_and_nothing_is_ingested(light_env: FeaturesEnv, sql: str) -> None:
     light_env.features.apply(entities=(DRIVER,), views=(TRIPS.model_copy(update={"sql": sql}),))
 
     with pytest.raises(InvalidInput):
@@ -244,7 +269,8 @@ def test_sql_that_does_not_fit_is_refused_and_nothing_is_taken(light_env: Featur
     assert light_env.features.show("trips").table_version is None
 
 
-def test_bytes_that_are_no_rows_are_refused(light_env: FeaturesEnv) -> None:
+@pytest.mark.slow
+def test_bytes_in_an_unknown_format_are_refused(light_env: FeaturesEnv) -> None:
     light_env.features.apply(entities=(DRIVER,), views=(TRIPS,))
     blob = light_env.platform.put("broken", b"PAR1 and then nothing")
 
@@ -252,12 +278,14 @@ def test_bytes_that_are_no_rows_are_refused(light_env: FeaturesEnv) -> None:
         light_env.features.ingest("trips", data=blob.id)
 
 
+@pytest.mark.slow
 def test_rows_that_were_written_but_never_published_are_not_seen(light_env: FeaturesEnv) -> None:
     features = light_env.features
     features.apply(entities=(DRIVER,), views=(TRIPS,))
     features.ingest("trips", data=light_env.put("one", trips(MORNING_TRIP)))
     features.ingest("trips", data=light_env.put("two", trips(NOON_TRIP)))
     light_env.platform.sql("UPDATE features_views SET table_version = 0, rows = 1")
+    light_env.platform.sql("DELETE FROM features_table_files WHERE version > 0")
 
     done = features.ingest("trips", data=light_env.put("three", trips(NOON_TRIP, NOON_TRIP)))
 
@@ -267,7 +295,8 @@ def test_rows_that_were_written_but_never_published_are_not_seen(light_env: Feat
 # ------------------------------------------------------------------------------------------ training sets
 
 
-def test_a_training_set_sees_what_was_known_and_keeps_every_row(env: FeaturesEnv) -> None:
+@pytest.mark.slow
+def test_a_training_set_joins_what_was_known_and_keeps_every_row(env: FeaturesEnv) -> None:
     env.features.apply(entities=(DRIVER,), views=(TRIPS,))
     env.features.ingest("trips", data=env.put("rows", trips(MORNING_TRIP, NOON_TRIP)))
     given = spine((1, NOON + HOUR), (1, NOON), (None, NOON), (7, NOON), (1, NOON + DAY + HOUR))
@@ -282,6 +311,7 @@ def test_a_training_set_sees_what_was_known_and_keeps_every_row(env: FeaturesEnv
     assert [each.name for each in env.features.training_sets().items] == ["june"]
 
 
+@pytest.mark.slow
 def test_rows_that_do_not_fit_into_memory_are_read_from_their_files(
     light_env: FeaturesEnv, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -298,6 +328,7 @@ def test_rows_that_do_not_fit_into_memory_are_read_from_their_files(
     assert loaded(light_env, "held")["trips__km"] == [9.0, 5.0]
 
 
+@pytest.mark.slow
 def test_a_training_set_does_not_change_when_its_views_do(light_env: FeaturesEnv) -> None:
     features = light_env.features
     features.apply(entities=(DRIVER,), views=(TRIPS,))
@@ -311,7 +342,8 @@ def test_a_training_set_does_not_change_when_its_views_do(light_env: FeaturesEnv
     assert loaded(light_env, "after")["trips__km"] == [7.0]
 
 
-def test_aggregations_sum_up_the_window_before_each_row(light_env: FeaturesEnv) -> None:
+@pytest.mark.slow
+def test_aggregations_cover_the_window_before_each_row(light_env: FeaturesEnv) -> None:
     sums = tuple(
         Aggregation(name=f"{function}_3h", column="km", function=function, window=3 * HOUR)
         for function in (AggregateFunction.SUM, AggregateFunction.COUNT, AggregateFunction.MEAN)
@@ -377,7 +409,7 @@ def test_restrictions_of_the_rows_flow_into_the_view_and_the_training_set(env: F
     assert refused.value.details["path"] == ["blob:rows", "view:trips"]
 
 
-def test_rows_do_not_enter_a_view_where_they_may_not_lie(light_env: FeaturesEnv) -> None:
+def test_rows_are_not_ingested_into_a_view_in_a_forbidden_zone(light_env: FeaturesEnv) -> None:
     light_env.features.apply(entities=(DRIVER,), views=(TRIPS,), zone="frankfurt")
     blob = light_env.put("rows", trips(MORNING_TRIP), only=("AE",))
 
@@ -387,7 +419,7 @@ def test_rows_do_not_enter_a_view_where_they_may_not_lie(light_env: FeaturesEnv)
     assert not list((light_env.folder / "tables").rglob("*.parquet"))
 
 
-def test_a_view_lies_in_its_zone_and_not_where_its_label_forbids(light_env: FeaturesEnv) -> None:
+def test_a_view_is_stored_in_its_zone_and_not_where_its_label_forbids(light_env: FeaturesEnv) -> None:
     local = TRIPS.model_copy(update={"only": ("AE",)})
 
     with pytest.raises(ResidencyDenied):
@@ -424,6 +456,7 @@ def test_the_newest_row_of_every_key_is_read_online(env: FeaturesEnv) -> None:
     assert [row.event_time for row in found.rows] == [NOON, NOON - 2 * DAY, None]
 
 
+@pytest.mark.slow
 def test_keys_of_several_columns_and_all_types_come_back(light_env: FeaturesEnv) -> None:
     view = FeatureView(
         name="all-types",
@@ -452,7 +485,7 @@ def test_keys_of_several_columns_and_all_types_come_back(light_env: FeaturesEnv)
     assert found.rows[1].values == (None,) * 5
 
 
-def test_a_view_that_is_not_online_says_what_to_do(light_env: FeaturesEnv) -> None:
+def test_a_view_that_is_not_online_is_refused_with_a_fix(light_env: FeaturesEnv) -> None:
     light_env.features.apply(entities=(DRIVER,), views=(TRIPS,))
 
     with pytest.raises(Conflict, match=r"features\.materialize"):
@@ -461,6 +494,7 @@ def test_a_view_that_is_not_online_says_what_to_do(light_env: FeaturesEnv) -> No
         light_env.features.materialize("trips")
 
 
+@pytest.mark.slow
 def test_online_values_are_encrypted_and_cannot_be_moved(light_env: FeaturesEnv) -> None:
     features = light_env.features
     features.apply(entities=(DRIVER,), views=(TRIPS.model_copy(update={"ttl": None}),))
@@ -479,6 +513,7 @@ def test_online_values_are_encrypted_and_cannot_be_moved(light_env: FeaturesEnv)
         features.read("trips", keys=("2",))
 
 
+@pytest.mark.slow
 def test_many_online_reads_are_one_audit_entry(light_env: FeaturesEnv) -> None:
     features = light_env.features
     features.apply(entities=(DRIVER,), views=(TRIPS,))
@@ -493,7 +528,7 @@ def test_many_online_reads_are_one_audit_entry(light_env: FeaturesEnv) -> None:
     assert [entry["count"] for entry in entries] == [20]
 
 
-def test_a_number_is_no_moment(light_env: FeaturesEnv) -> None:
+def test_a_number_is_not_accepted_as_a_timestamp(light_env: FeaturesEnv) -> None:
     light_env.features.apply(entities=(DRIVER,), views=(TRIPS,))
     moments = {"at": [20260101], "known": [NOON]}
     rows = pa.table({"driver": [1], **moments, "km": [1.0], "car": ["red"]})

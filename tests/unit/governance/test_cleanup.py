@@ -1,4 +1,4 @@
-"""What the platform drops when it is old, and the proof that its log only grew."""
+"""Expired data is removed, and a proof shows that the log only grew."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from falaj.control.service import EVENTS_KEPT, KEYS_KEPT
 from falaj.errors import NotFound
 from falaj.governance.audit.merkle import verify_consistency
 from falaj.governance.operations.caller import once
-from falaj.governance.tables import idempotency, outbox, sign_in_codes
+from falaj.governance.tables import events, idempotency, sign_in_codes
 from platforms import OwnPlatform
 
 
@@ -30,10 +30,10 @@ def test_old_keys_events_and_links_are_dropped_and_new_ones_stay(platform: OwnPl
     assert second.events > 0
     assert platform.count(idempotency) == 0
     assert platform.count(sign_in_codes) == 0
-    assert platform.count(outbox) == 1
+    assert platform.count(events) == 1
 
 
-def test_the_log_is_shown_to_have_only_grown(platform: OwnPlatform) -> None:
+def test_a_consistency_proof_shows_that_the_log_only_grew(platform: OwnPlatform) -> None:
     for number in range(5):
         platform.workspaces.create(f"w{number}")
 
@@ -46,6 +46,6 @@ def test_the_log_is_shown_to_have_only_grown(platform: OwnPlatform) -> None:
 
 
 @pytest.mark.parametrize("since", [0, 10**6])
-def test_a_log_that_never_was_has_no_proof(platform: OwnPlatform, since: int) -> None:
+def test_a_size_outside_the_log_has_no_proof(platform: OwnPlatform, since: int) -> None:
     with pytest.raises(NotFound):
         platform.audit.consistency_proof(since)

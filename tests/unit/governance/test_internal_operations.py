@@ -1,4 +1,4 @@
-"""Internal operations: for the platform's own services, and for nobody else, whatever roles they hold."""
+"""Internal operations are available to the platform's own services only, whatever roles a caller has."""
 
 from __future__ import annotations
 
@@ -31,14 +31,17 @@ def test_these_operations_are_internal() -> None:
         "endpoints.record",
         "endpoints.report",
         "jobs.begin",
+        "jobs.hand_over",
         "jobs.preempt_for",
         "jobs.save_checkpoint",
         "jobs.finish",
         "monitoring.evaluate",
         "monitoring.record",
         "optimization.record",
+        "pipelines.conclude",
         "queues.save_what_if",
         "secrets.use",
+        "webhooks.record",
     }
 
 
@@ -53,7 +56,7 @@ def test_the_owner_of_an_embedded_home_may_not_call_it(light_platform: OwnPlatfo
 
 
 def callers(platform: OwnPlatform) -> dict[str, Caller]:
-    """Administrators of all kinds, and a token of the controller's own account."""
+    """Return administrators of all kinds, and a token of the controller's own account."""
     admin = platform.join("adam", Role.ADMIN, Role.OPERATOR, workspace="platform")
     robot = platform.join("robot", Role.ADMIN, Role.OPERATOR, workspace="platform", kind="service")
     issued = platform.tokens.issue(purpose="to call the rest", user="controller")
@@ -63,7 +66,7 @@ def callers(platform: OwnPlatform) -> dict[str, Caller]:
 
 
 @pytest.mark.parametrize("who", ["an administrator", "a service account", "a token", "remote"])
-def test_nobody_else_may_call_it(light_platform: OwnPlatform, who: str) -> None:
+def test_no_other_caller_may_call_it(light_platform: OwnPlatform, who: str) -> None:
     caller = callers(light_platform)[who]
 
     with acting_as(caller), pytest.raises(Denied, match="internal operation"):

@@ -1,4 +1,4 @@
-"""The decision how user code is started, as a table."""
+"""The decision on the isolation of user code, as a table."""
 
 from __future__ import annotations
 
@@ -82,6 +82,8 @@ OWN = {"names", "processes", "gang-network", "tmp", "children"}
                 "identity",
                 "gpus",
                 "out-of-memory",
+                "network",
+                "kernel",
             },
         ),
         (BARE, 1, "auto", "same-uid", {"renames", "gpus"}),
@@ -121,6 +123,12 @@ def test_decision(
         (replace(ROOT, uid_works=False, setpriv=None), 2, "auto", "install the package util-linux"),
         (replace(ROOT, uid_works=False, spare_uids=range(0)), 2, "auto", "no spare uid"),
         (replace(ROOT, uid_works=False, uid_fault="denied"), 2, "auto", "let other users reach /opt/python"),
+        (
+            replace(ROOT, uid_works=False, uid_fault="denied", python_blocked_at="/root"),
+            2,
+            "auto",
+            "which needs /root: chmod o+x /root",
+        ),
         (BOTH, 2, "same-uid", "this home has 2 users"),
         (BARE, 1, "bubblewrap", "install the package bubblewrap"),
         (WRAPPED, 1, "uid", "the platform is not root"),
@@ -156,7 +164,7 @@ def test_report_rows(facts: MachineFacts, users: int, statuses: list[str]) -> No
     assert all(row.fix for row in found if row.status != "ok")
 
 
-def test_report_has_a_row_for_each_promise_that_is_not_kept() -> None:
+def test_report_has_a_row_for_each_missing_protection() -> None:
     rows = {row.check: row.words for row in report(LANDLOCK, users=2, gaps=gaps_of)}
 
     assert {f"isolation.{promise}" for promise in SHARED} <= set(rows)
@@ -166,7 +174,7 @@ def test_report_has_a_row_for_each_promise_that_is_not_kept() -> None:
     )
 
 
-def test_report_says_what_is_not_protected() -> None:
+def test_report_names_what_is_not_protected() -> None:
     [row, *_] = report(BARE, users=1, gaps=gaps_of)
 
     assert "nothing keeps user code apart" in row.words

@@ -1,4 +1,4 @@
-"""Secrets in jobs: whoever submits one must be allowed to use them, then and whenever an attempt starts."""
+"""Secrets in jobs: the submitter must be allowed to use them, at submission and whenever an attempt starts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PIN = "4711-and-more"
 
 @pytest.fixture
 def harness(platform: OwnPlatform, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> JobHarness:
-    """Attempts live in the reconciler's own thread. The test runs once on SQLite and once on PostgreSQL."""
+    """Attempts run in the reconciler's own thread; the test runs on SQLite and on PostgreSQL."""
 
     def at_once(target: Callable[[], None], **_: Any) -> threading.Thread:
         target()
@@ -36,7 +36,7 @@ def harness(platform: OwnPlatform, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def given_to(harness: JobHarness, ends: AttemptState = DONE) -> list[Mapping[str, str]]:
-    """What secrets the attempts were launched with."""
+    """Return the secrets that the attempts were launched with."""
     seen: list[Mapping[str, str]] = []
 
     def program(launch: Launch) -> AttemptState:
@@ -49,6 +49,7 @@ def given_to(harness: JobHarness, ends: AttemptState = DONE) -> list[Mapping[str
     return seen
 
 
+@pytest.mark.slow
 def test_a_job_is_launched_with_its_secrets_and_its_record_has_only_the_reference(
     harness: JobHarness,
 ) -> None:
@@ -64,7 +65,7 @@ def test_a_job_is_launched_with_its_secrets_and_its_record_has_only_the_referenc
     assert [(entry["origin"], entry["outcome"]) for entry in uses] == [(f"job:{job.id}", "done")]
 
 
-def test_a_job_whose_secrets_cannot_be_had_is_not_submitted(harness: JobHarness) -> None:
+def test_a_job_with_unavailable_secrets_is_not_submitted(harness: JobHarness) -> None:
     with pytest.raises(NotFound) as missing:
         harness.submit(secrets={"A": "nothing", "B": "db", "C": "nowhere/db"})
 
@@ -73,7 +74,7 @@ def test_a_job_whose_secrets_cannot_be_had_is_not_submitted(harness: JobHarness)
     assert harness.jobs.list().items == ()
 
 
-def test_whoever_may_not_use_a_secret_cannot_have_a_job_use_it(harness: JobHarness) -> None:
+def test_a_user_without_access_to_a_secret_cannot_give_it_to_a_job(harness: JobHarness) -> None:
     dana = harness.platform.join("dana", Role.DEVELOPER)
     harness.platform.policies.publish("none", text=FORBID, workspace="default")
 
@@ -81,7 +82,8 @@ def test_whoever_may_not_use_a_secret_cannot_have_a_job_use_it(harness: JobHarne
         harness.submit(secrets={"A": "db"})
 
 
-def test_a_right_that_was_lost_before_the_start_fails_the_job_in_words(harness: JobHarness) -> None:
+@pytest.mark.slow
+def test_a_permission_lost_before_the_start_fails_the_job_with_a_reason(harness: JobHarness) -> None:
     seen = given_to(harness)
     dana = harness.platform.join("dana", Role.DEVELOPER)
     with acting_as(dana):
@@ -96,7 +98,7 @@ def test_a_right_that_was_lost_before_the_start_fails_the_job_in_words(harness: 
     assert "may not secrets.use" in (ended.reason or "")
 
 
-def test_a_secret_that_is_gone_at_the_start_fails_the_job_in_words(harness: JobHarness) -> None:
+def test_a_secret_missing_at_the_start_fails_the_job_with_a_reason(harness: JobHarness) -> None:
     job = harness.submit(secrets={"A": "db"})
     harness.platform.secrets.remove("db")
 
@@ -107,6 +109,7 @@ def test_a_secret_that_is_gone_at_the_start_fails_the_job_in_words(harness: JobH
     assert "there is no secret 'db'" in (ended.reason or "")
 
 
+@pytest.mark.slow
 def test_a_new_value_is_given_to_the_next_attempt(harness: JobHarness) -> None:
     seen = given_to(harness, FAILED)
     job = harness.submit(secrets={"A": "db"})
@@ -119,7 +122,8 @@ def test_a_new_value_is_given_to_the_next_attempt(harness: JobHarness) -> None:
     assert seen == [{"A": PIN}, {"A": "rotated"}]
 
 
-def test_a_retry_asks_again_whether_the_secrets_may_be_used(harness: JobHarness) -> None:
+@pytest.mark.slow
+def test_a_retry_checks_again_whether_the_secrets_may_be_used(harness: JobHarness) -> None:
     given_to(harness, FAILED)
     job = harness.submit(secrets={"A": "db"})
     harness.reconciler().tick()

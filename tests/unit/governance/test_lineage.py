@@ -1,4 +1,4 @@
-"""Lineage: what came from what, both ways, in one call, however large; and labels that follow it exactly."""
+"""Lineage: ancestors and descendants in one call, however many, and labels that follow it exactly."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def derive(platform: OwnPlatform, name: str, *sources: str) -> str:
 
 
 def places(nodes: Iterator[LineageNode]) -> dict[str, set[int]]:
-    """At which depths each name stands."""
+    """Return the depths at which each name occurs."""
     found: dict[str, set[int]] = {}
     for node in nodes:
         found.setdefault(node.name, set()).add(node.depth)
@@ -53,7 +53,7 @@ def test_the_graph_goes_both_ways(diamond: OwnPlatform) -> None:
     }
 
 
-def test_the_graph_goes_one_way_if_asked(diamond: OwnPlatform) -> None:
+def test_the_graph_can_be_limited_to_one_direction(diamond: OwnPlatform) -> None:
     up = places(diamond.lineage.graph("blob:model", direction=Direction.UP))
     down = places(diamond.lineage.graph("blob:raw", direction=Direction.DOWN))
 
@@ -68,7 +68,7 @@ def test_the_graph_goes_one_way_if_asked(diamond: OwnPlatform) -> None:
     }
 
 
-def test_nodes_name_their_neighbours_one_step_nearer(diamond: OwnPlatform) -> None:
+def test_nodes_name_the_adjacent_nodes_one_step_nearer(diamond: OwnPlatform) -> None:
     nodes = {node.id: node for node in diamond.lineage.graph("blob:model")}
 
     raw = next(node for node in nodes.values() if node.name == "raw")
@@ -117,6 +117,7 @@ def test_nodes_of_other_workspaces_keep_their_place_but_not_their_name(platform:
     assert "plans" in places(platform.lineage.graph("blob:summary"))
 
 
+@pytest.mark.slow
 def test_a_hundred_thousand_nodes_come_in_one_call(platform: OwnPlatform) -> None:
     start = platform.put("model", b"x").id
     grow_tree(platform, start, side="up")
@@ -130,7 +131,7 @@ def test_a_hundred_thousand_nodes_come_in_one_call(platform: OwnPlatform) -> Non
 
 
 def grow_tree(platform: OwnPlatform, start: str, *, side: str) -> None:
-    """TREE objects and as many operations on one side of `start`: each object has four beyond it."""
+    """Create TREE objects and as many operations on one side of `start`: each object has four beyond it."""
     numbers = f"WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {TREE})"
     nearer = f"CASE WHEN i < 4 THEN '{start}' ELSE '{side}-' || (i / 4) END"
     act, thing = f"'act-{side}-' || i", f"'{side}-' || i"
@@ -168,6 +169,7 @@ def shared_platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OwnPla
         yield made
 
 
+@pytest.mark.slow
 @settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow])
 @given(steps=st.lists(STEPS, min_size=4, max_size=12))
 def test_labels_equal_a_naive_recomputation(shared_platform: OwnPlatform, steps: list[Any]) -> None:
@@ -182,7 +184,7 @@ def test_labels_equal_a_naive_recomputation(shared_platform: OwnPlatform, steps:
 
 
 class Model:
-    """Does each step on the platform, and remembers it in the simplest way."""
+    """Performs each step on the platform, and records it in the simplest way."""
 
     def __init__(self, platform: OwnPlatform, workspace: str) -> None:
         self._platform = platform

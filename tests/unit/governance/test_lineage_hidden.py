@@ -25,7 +25,7 @@ when { principal.name == "somebody-else" };
 
 @pytest.fixture
 def dana(light_platform: OwnPlatform) -> Caller:
-    """plans and notes → draft (all in the workspace secret) → summary. Dana may see where summary is."""
+    """Make plans and notes → draft (all in the workspace secret) → summary; return Dana, who may see summary."""
     light_platform.workspaces.create("secret")
     for name in ("plans", "notes"):
         light_platform.put(name, b"x", workspace="secret", zone="frankfurt")
@@ -35,7 +35,7 @@ def dana(light_platform: OwnPlatform) -> Caller:
 
 
 def seen(light_platform: OwnPlatform, caller: Caller) -> dict[int, list[tuple[str, str | None]]]:
-    """Names and zones of the objects that `caller` finds above summary, by their depth."""
+    """Return names and zones of the objects that `caller` finds above summary, by depth."""
     found: dict[int, list[tuple[str, str | None]]] = {}
     with acting_as(caller):
         for node in light_platform.lineage.graph("blob:summary"):
@@ -64,6 +64,7 @@ def test_one_object_of_a_hidden_workspace_is_shown(light_platform: OwnPlatform, 
     assert found[-2] == [(HIDDEN, None)]
 
 
+@pytest.mark.slow
 def test_a_policy_about_others_changes_nothing(light_platform: OwnPlatform, dana: Caller) -> None:
     before = seen(light_platform, dana)
 
@@ -73,6 +74,7 @@ def test_a_policy_about_others_changes_nothing(light_platform: OwnPlatform, dana
     assert before[-4] == [(HIDDEN, None), (HIDDEN, None)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", [CLOSED, OPENED, IRRELEVANT])
 def test_a_deleted_object_is_hidden_as_it_was(light_platform: OwnPlatform, dana: Caller, text: str) -> None:
     light_platform.policies.publish("rule", text=text, workspace="secret")
@@ -83,12 +85,13 @@ def test_a_deleted_object_is_hidden_as_it_was(light_platform: OwnPlatform, dana:
     assert seen(light_platform, dana) == before
 
 
+@pytest.mark.slow
 def test_the_hidden_name_is_nowhere_in_the_graph(light_platform: OwnPlatform, dana: Caller) -> None:
     light_platform.workspaces.grant("secret", "dana", role=Role.VIEWER)
     light_platform.policies.publish("closed", text=CLOSED, workspace="secret")
 
     with acting_as(dana):
-        told = "".join(node.model_dump_json() for node in light_platform.lineage.graph("blob:summary"))
+        graph_json = "".join(node.model_dump_json() for node in light_platform.lineage.graph("blob:summary"))
 
-    assert "plans" not in told
-    assert "notes" in told
+    assert "plans" not in graph_json
+    assert "notes" in graph_json

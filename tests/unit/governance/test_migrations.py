@@ -1,4 +1,4 @@
-"""The schema that migrations make matches the tables of the services, on both databases, however often they run."""
+"""The migrated schema matches the tables of the services, on both databases, however often migrations run."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ START = "import sys; from falaj.drivers.sql.migrate import migrate; migrate(sys.
 
 @pytest.fixture
 def engine(database_url: str) -> Any:
-    """An engine on a migrated database."""
+    """Yield an engine on a migrated database."""
     migrate(database_url)
     made = sa.create_engine(database_url)
     yield made
@@ -38,7 +38,7 @@ def engine(database_url: str) -> Any:
 
 
 def schema(engine: sa.Engine) -> dict[str, Any]:
-    """Every table with its columns, keys and indexes."""
+    """Return every table with its columns, keys and indexes."""
     found = sa.inspect(engine)
     return {
         table: (
@@ -107,7 +107,8 @@ def test_a_migration_that_fails_leaves_nothing(database_url: str) -> None:
     assert left == ["control_work"]
 
 
-def test_processes_that_start_at_once_migrate_once(postgres_url: str) -> None:
+@pytest.mark.slow
+def test_concurrently_started_processes_migrate_once(postgres_url: str) -> None:
     command = [sys.executable, "-c", START, postgres_url]
     environment = {"PYTHONPATH": ":".join(sys.path)}
     started = [
@@ -122,7 +123,7 @@ def test_processes_that_start_at_once_migrate_once(postgres_url: str) -> None:
     engine.dispose()
 
 
-def test_platforms_that_start_at_once_on_one_database_bootstrap_it_once(
+def test_concurrently_started_platforms_bootstrap_a_database_once(
     postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FALAJ_TEST_METADATA_URL", postgres_url)
@@ -135,7 +136,7 @@ def test_platforms_that_start_at_once_on_one_database_bootstrap_it_once(
     def is_founded(tx: Any) -> bool:
         answer = real(tx)
         with suppress(threading.BrokenBarrierError):
-            both_have_looked.wait(timeout=0.5)  # where one has to wait for the other, they cannot both look
+            both_have_looked.wait(timeout=0.5)  # where one waits for the other, they cannot both get here
         return answer
 
     monkeypatch.setattr(bootstrap, "is_bootstrapped", is_founded)
@@ -148,7 +149,7 @@ def test_platforms_that_start_at_once_on_one_database_bootstrap_it_once(
     assert actions == ["platform.bootstrap"]
 
 
-def test_checkpoints_of_one_piece_are_let_go_with_their_blobs(
+def test_single_blob_checkpoints_are_removed_with_their_blobs(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(migrate_module, "HEAD", "0012")
@@ -175,6 +176,7 @@ def test_checkpoints_of_one_piece_are_let_go_with_their_blobs(
     engine.dispose()
 
 
+@pytest.mark.slow
 def test_operation_names_are_renamed_wherever_they_are_stored(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -277,6 +279,5 @@ NEW_NAMES: list[tuple[str, str, list[Any]]] = [
     ("governance_idempotency", "action", ["tokens.sign_in_link"]),
     ("governance_idempotency", "input", ["digest None None ('users.create', 'workflows.*')"]),
     ("governance_activities", "action", ["blobs.upload"]),
-    ("governance_outbox", "type", ["falaj.platform.cleanup"]),
     ("governance_audit_entries", "action", ["user.create"]),
 ]

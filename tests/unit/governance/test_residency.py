@@ -1,4 +1,4 @@
-"""Labels flow along lineage and only get stricter; what may not lie in a zone is refused before a byte is stored."""
+"""Labels flow along lineage and only get stricter; data forbidden in a zone is refused before a byte is stored."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from falaj.errors import InvalidInput, ResidencyDenied
 from falaj.governance.operations.caller import acting_as
-from falaj.governance.tables import blobs, lineage_edges, objects, outbox
+from falaj.governance.tables import blobs, events, lineage_edges, objects
 from falaj.records.governance.blobs import Blob
 from falaj.records.governance.identity import Role
 from falaj.records.governance.residency import Label
@@ -43,7 +43,7 @@ def test_labels_flow_and_join_over_several_steps(platform: OwnPlatform) -> None:
     assert platform.objects.show("blob:model").own_label == Label()
 
 
-def test_what_may_lie_nowhere_together_is_refused_everywhere(light_platform: OwnPlatform) -> None:
+def test_inputs_without_a_common_zone_are_refused_everywhere(light_platform: OwnPlatform) -> None:
     derive(light_platform, "ours", only=("AE",))
     derive(light_platform, "theirs", zone="frankfurt", only=("DE",))
 
@@ -52,7 +52,7 @@ def test_what_may_lie_nowhere_together_is_refused_everywhere(light_platform: Own
             derive(light_platform, "both", "ours", "theirs", zone=zone)
 
 
-def test_a_later_label_reaches_everything_below_and_names_what_is_misplaced(platform: OwnPlatform) -> None:
+def test_a_later_label_applies_downstream_and_names_misplaced_objects(platform: OwnPlatform) -> None:
     derive(platform, "source")
     derive(platform, "copy", "source", zone="frankfurt")
     derive(platform, "model", "copy")
@@ -75,7 +75,7 @@ def test_a_label_only_adds(light_platform: OwnPlatform) -> None:
     assert changed.object.label == Label(only=AE_ONLY, classes={"pii", "health"})
 
 
-def test_labelling_an_object_away_from_where_it_lies_names_it(light_platform: OwnPlatform) -> None:
+def test_a_label_that_forbids_the_present_zone_reports_the_object(light_platform: OwnPlatform) -> None:
     derive(light_platform, "data")
 
     changed = light_platform.objects.label("blob:data", only=("DE",))
@@ -153,7 +153,7 @@ def test_an_upload_to_a_forbidden_zone_is_refused_with_its_path_and_stores_nothi
 ) -> None:
     derive(platform, "patients", only=("AE",), classes=("health",))
     derive(platform, "model", "patients")
-    tables = (objects, blobs, lineage_edges, outbox)
+    tables = (objects, blobs, lineage_edges, events)
     before = [platform.count(table) for table in tables]
 
     with pytest.raises(ResidencyDenied) as refused:
@@ -178,7 +178,7 @@ def test_bytes_are_not_stored_against_their_own_label(light_platform: OwnPlatfor
     assert (stored_files(light_platform, "frankfurt"), light_platform.count(objects)) == ([], before)
 
 
-def test_a_copy_to_a_forbidden_zone_is_refused_when_it_is_asked_for(light_platform: OwnPlatform) -> None:
+def test_a_copy_to_a_forbidden_zone_is_refused_at_the_request(light_platform: OwnPlatform) -> None:
     derive(light_platform, "patients", only=("AE",))
 
     with pytest.raises(ResidencyDenied):
@@ -197,14 +197,14 @@ def test_zone_check_answers_without_storing(light_platform: OwnPlatform) -> None
     assert refused.value.details["path"] == ["blob:patients", "blob:model"]
 
 
-def test_an_unknown_zone_is_named_with_those_that_exist(light_platform: OwnPlatform) -> None:
+def test_an_unknown_zone_is_refused_with_the_known_ones(light_platform: OwnPlatform) -> None:
     with pytest.raises(InvalidInput) as refused:
         light_platform.blobs.upload(must_not_be_read(), zone="atlantis")
 
     assert refused.value.faults[0].allowed == "local, frankfurt"
 
 
-def test_without_configuration_bytes_lie_in_the_emirates(tmp_path: Path) -> None:
+def test_without_configuration_bytes_are_stored_in_the_emirates(tmp_path: Path) -> None:
     with make_platform(tmp_path) as platform:
         blob = platform.put("data", b"bytes")
         zones = [(zone.name, zone.jurisdiction, zone.default) for zone in platform.zones.list()]
@@ -212,7 +212,7 @@ def test_without_configuration_bytes_lie_in_the_emirates(tmp_path: Path) -> None
     assert (blob.zone, zones) == ("local", [("local", "AE", True)])
 
 
-def test_a_refusal_does_not_name_what_its_reader_may_not_see(light_platform: OwnPlatform) -> None:
+def test_a_refusal_does_not_name_objects_hidden_from_its_reader(light_platform: OwnPlatform) -> None:
     light_platform.workspaces.create("secret")
     light_platform.put("plans", b"x", workspace="secret", only=("AE",))
     light_platform.put("summary", b"x", sources=("secret/blob:plans",))
@@ -224,7 +224,7 @@ def test_a_refusal_does_not_name_what_its_reader_may_not_see(light_platform: Own
     assert "plans" not in f"{refused.value} {refused.value.details}"
 
 
-def test_a_label_does_not_show_what_its_reader_may_not_see(light_platform: OwnPlatform) -> None:
+def test_a_label_does_not_name_objects_hidden_from_its_reader(light_platform: OwnPlatform) -> None:
     light_platform.workspaces.create("secret")
     light_platform.put("data", b"x")
     light_platform.put("plans", b"x", workspace="secret", sources=("blob:data",), zone="frankfurt")
@@ -243,4 +243,8 @@ def must_not_be_read():
 
 
 def stored_files(platform: OwnPlatform, zone: str) -> list[Path]:
-    return [path for path in (platform.home.blobs / zone).rglob("*") if path.is_file()]
+    return [
+        path
+        for path in (platform.home.blobs / zone).rglob("*")
+        if path.is_file() and ".store." not in path.name
+    ]

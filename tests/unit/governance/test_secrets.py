@@ -1,4 +1,4 @@
-"""Secrets: no operation gives a value back, no record has it, and only those who may use them open them."""
+"""Secrets: no operation returns a value, no record has it, and only permitted users may use it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from falaj.records.governance.identity import Role
 from falaj.records.names import ObjectId
 from platforms import OwnPlatform
 
-PIN = "4711"
+PIN = "pin:4711"
 FORBID = (
     'forbid (principal, action == Action::"secrets.use", resource) when { resource.name == "production" };'
 )
@@ -34,7 +34,7 @@ def opened(platform: OwnPlatform, given: dict[str, str], *, workspace: str = "de
 
 
 def for_a_job(platform: OwnPlatform) -> Caller:
-    """Whoever acts now, as the controller acts on behalf of the owner of a job."""
+    """Act as the controller on behalf of the present caller, as for the owner of a job."""
     return replace(current_caller() or local_caller(platform.database), origin="job:test")
 
 
@@ -64,7 +64,7 @@ def test_a_new_value_takes_the_place_of_the_old_one(platform: OwnPlatform) -> No
     assert platform.count(secrets) == 1
 
 
-def test_no_record_has_the_value_nor_anything_made_from_it_alone(platform: OwnPlatform) -> None:
+def test_no_record_has_the_value_or_a_plain_digest_of_it(platform: OwnPlatform) -> None:
     platform.secrets.set("database", PIN)
     with platform.as_controller():
         platform.secrets.use("database")
@@ -74,7 +74,7 @@ def test_no_record_has_the_value_nor_anything_made_from_it_alone(platform: OwnPl
     first, second = (entry["input"] for entry in platform.entries() if entry["action"] == "secrets.set")
     (sealed,) = (bytes(row["sealed"]) for row in platform.rows(secrets))
     assert PIN not in dumped
-    assert first == second  # the digest knows the name, and cannot tell one value from another: no guessing
+    assert first == second  # the digest covers the name only, so the value cannot be guessed from it
     assert b"4712" not in sealed
 
 
@@ -88,9 +88,7 @@ def test_no_operation_answers_with_a_value() -> None:
 @pytest.mark.parametrize(
     "value", ["", "x" * 65_537, "é" * 40_000, "with\0nul"], ids=["empty", "long", "wide", "nul"]
 )
-def test_a_value_that_cannot_be_one_is_refused_without_being_shown(
-    light_platform: OwnPlatform, value: str
-) -> None:
+def test_an_invalid_value_is_refused_without_being_shown(light_platform: OwnPlatform, value: str) -> None:
     with pytest.raises(InvalidInput, match=r"1 to 65,536 bytes") as refused:
         light_platform.secrets.set("database", value)
 
@@ -150,7 +148,7 @@ def test_a_sealed_value_cannot_be_moved_to_another_name(platform: OwnPlatform) -
         opened(platform, {"A": "mine"})
 
 
-def test_who_may_use_a_secret_is_a_matter_of_policy(platform: OwnPlatform) -> None:
+def test_policies_decide_who_may_use_a_secret(platform: OwnPlatform) -> None:
     platform.secrets.set("production", PIN)
     platform.secrets.set("trial", PIN)
     dana, vera = platform.join("dana", Role.DEVELOPER), platform.join("vera", Role.VIEWER)
@@ -171,7 +169,7 @@ def test_who_may_use_a_secret_is_a_matter_of_policy(platform: OwnPlatform) -> No
 
 
 def opened_as(platform: OwnPlatform, name: str) -> dict[str, str]:
-    """Opened for whoever acts now, as the controller does for the owner of a job."""
+    """Open a secret on behalf of the present caller, as the controller does for the owner of a job."""
     service: Secrets = platform.parts.services.secrets
     with platform.database.read() as tx:
         home = objects.resolve(tx, "default", kind="workspace", workspace="platform").id
@@ -179,6 +177,7 @@ def opened_as(platform: OwnPlatform, name: str) -> dict[str, str]:
         return open_secrets(service, {"A": name}, workspace=home)
 
 
+@pytest.mark.slow
 def test_a_secret_that_may_not_be_removed_is_not_replaced(platform: OwnPlatform) -> None:
     platform.secrets.set("production", PIN)
     dana = platform.join("dana", Role.DEVELOPER)
@@ -191,7 +190,7 @@ def test_a_secret_that_may_not_be_removed_is_not_replaced(platform: OwnPlatform)
     assert opened(platform, {"A": "production"}) == {"A": PIN}
 
 
-def test_a_stranger_cannot_tell_a_secret_from_none(platform: OwnPlatform) -> None:
+def test_other_users_cannot_tell_whether_a_secret_exists(platform: OwnPlatform) -> None:
     platform.secrets.set("production", PIN)
     sam = platform.join("sam")
 
@@ -214,7 +213,7 @@ def test_a_secret_of_another_workspace_is_named_with_it(platform: OwnPlatform) -
         opened(platform, {"A": "blob:database"})
 
 
-def test_removed_twice_is_unknown(light_platform: OwnPlatform, tmp_path: Path) -> None:
+def test_removing_a_secret_twice_is_not_found(light_platform: OwnPlatform, tmp_path: Path) -> None:
     light_platform.secrets.set("database", PIN)
     light_platform.secrets.remove("database")
 

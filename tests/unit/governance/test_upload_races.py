@@ -1,4 +1,4 @@
-"""An upload against whoever destroys its key or sweeps its bytes: it fails, or what it stored is there and whole."""
+"""An upload during the destruction of its key or a sweep fails, or its bytes are complete."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from platforms import OwnPlatform
 
 DATA = bytes(range(256)) * 1000
 A_MOMENT_S = 0.3
-"""So long one waits for the other, who may have to wait for it."""
+"""How long one side waits for the other, which may have to wait for it."""
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def beside() -> Iterator[ThreadPoolExecutor]:
 
 
 def finish(future: Future[Any]) -> None:
-    """Wait a moment for what happens beside us."""
+    """Wait for a concurrent task."""
     with suppress(TimeoutError):
         future.exception(A_MOMENT_S)
 
@@ -57,7 +57,7 @@ def test_nothing_is_acknowledged_after_its_key_was_destroyed(
     require = service.require_living_key
 
     def require_and_destroy(*args: Any) -> None:
-        require(*args)  # it lives
+        require(*args)  # the blob is readable
         destroyed.append(beside.submit(other.keys.destroy, "default"))
         finish(destroyed[0])
 
@@ -77,7 +77,7 @@ def test_nothing_is_acknowledged_after_its_key_was_destroyed(
 
 
 @pytest.mark.parametrize("look", [1, 2])
-def test_a_sweep_that_meets_an_upload_takes_nothing_that_was_acknowledged(
+def test_a_sweep_during_an_upload_removes_nothing_acknowledged(
     platform: OwnPlatform, beside: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch, look: int
 ) -> None:
     other, written, looked = platform.again(), threading.Event(), threading.Event()
@@ -111,7 +111,7 @@ def test_a_sweep_that_meets_an_upload_takes_nothing_that_was_acknowledged(
 def held_back(
     commit: Callable[..., Any], written: threading.Event, go: threading.Event
 ) -> Callable[..., Any]:
-    """A commit that tells when the bytes are written, and then waits."""
+    """A commit that signals when the bytes are written, and then waits."""
 
     def late(*args: Any) -> Any:
         written.set()

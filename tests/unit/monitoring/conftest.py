@@ -28,7 +28,7 @@ Rows = Mapping[str, Any]
 
 
 class ObjectFactory:
-    """Makes objects of other services, so that a test of this one need not run them."""
+    """Makes objects of other services, so that tests of this one need not run them."""
 
     def __init__(self, gate: Gate) -> None:
         self.gate = gate
@@ -105,13 +105,13 @@ def make_env(platform: OwnPlatform) -> MonitoringEnv:
 
 @pytest.fixture
 def env(platform: OwnPlatform) -> MonitoringEnv:
-    """The test runs once on SQLite and once on PostgreSQL."""
+    """A monitoring service; the test runs on SQLite and on PostgreSQL."""
     return make_env(platform)
 
 
 @pytest.fixture
 def light_env(light_platform: OwnPlatform) -> MonitoringEnv:
-    """The same on SQLite only, for what does not depend on the database."""
+    """The same on SQLite only, for tests that do not depend on the database."""
     return make_env(light_platform)
 
 
@@ -121,5 +121,5 @@ class MakeEndpoint(Protocol):
 
 @pytest.fixture
 def make_endpoint() -> MakeEndpoint:
-    """Makes an endpoint that serves nothing."""
+    """Make an endpoint that serves nothing."""
     return lambda platform, name: ObjectFactory(platform.gate_with(ObjectFactory)).make("endpoint", name).id

@@ -63,7 +63,8 @@ def serve(folder: Path, rows: np.ndarray) -> None:
             platform.monitoring.evaluate()
 
 
-def test_an_endpoint_is_watched_and_its_drift_is_told(falaj: CommandLine) -> None:
+@pytest.mark.slow
+def test_an_endpoint_is_monitored_and_its_drift_is_shown(falaj: CommandLine) -> None:
     watched = falaj.done("monitoring", "watch", "delay", "--reference", "flights", "--rows", "200")
     assert watched.out.startswith(
         "delay compares delay with flights: 1000 rows, all columns that both have\n"
@@ -73,9 +74,9 @@ def test_an_endpoint_is_watched_and_its_drift_is_told(falaj: CommandLine) -> Non
 
     serve(falaj.folder, RNG.normal(2, 1, 300))
 
-    told = falaj.done("monitoring", "check", "delay").out
-    assert told.splitlines()[0] == "flights@1: 1 of 1 columns drift: trips__km"
-    assert "trips__km  drift" in told
+    output = falaj.done("monitoring", "check", "delay").out
+    assert output.splitlines()[0] == "flights@1: 1 of 1 columns drift: trips__km"
+    assert "trips__km  drift" in output
     (alert,) = falaj.json("monitoring", "alerts")["items"]
     assert "trips__km" in falaj.done("monitoring", "alerts").out
     assert falaj.json("monitoring", "alert", alert["id"])["report"]["verdict"] == "drift"
@@ -97,7 +98,8 @@ BAD: list[tuple[tuple[str, ...], str]] = [
 ]
 
 
-def test_bad_input_is_refused_in_words(falaj: CommandLine) -> None:
+@pytest.mark.slow
+def test_bad_input_is_refused_with_a_message(falaj: CommandLine) -> None:
     for typed, words in BAD:
         ran = falaj("monitoring", *typed)
 

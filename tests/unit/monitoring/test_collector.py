@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Platform:
-    """Takes windows in, or does not answer; like the gate, it counts a key once."""
+    """Accepts windows, or does not answer; like the gate, it counts a key once."""
 
     def __init__(self) -> None:
         self.answers = True
@@ -77,7 +77,7 @@ def test_batches_become_one_window_with_exact_counts() -> None:
     assert collector.flush() == []
 
 
-def test_a_matrix_is_its_columns() -> None:
+def test_a_matrix_is_sketched_by_column() -> None:
     collector = Collector()
     for number in range(5):
         collector.add("delay", "3", {"x": np.array([[number, 10.0, -number]], np.float32)})
@@ -92,7 +92,7 @@ def test_a_matrix_is_its_columns() -> None:
     ]
 
 
-def test_what_cannot_be_sketched_is_passed_over(caplog: pytest.LogCaptureFixture) -> None:
+def test_values_that_cannot_be_sketched_are_skipped(caplog: pytest.LogCaptureFixture) -> None:
     collector = Collector()
     collector.add("delay", "3", {"km": np.ones(3), "odd": np.array([{}, [], 3], object)})
     collector.add("delay", "3", {"km": np.array(["a", "b", "c"])})
@@ -108,7 +108,7 @@ def test_what_cannot_be_sketched_is_passed_over(caplog: pytest.LogCaptureFixture
     assert {record.column for record in caplog.records} >= {"odd", "km", "scalar"}  # type: ignore[attr-defined]
 
 
-def test_what_is_put_aside_is_bounded() -> None:
+def test_pending_values_are_bounded() -> None:
     collector = Collector(pending_values=1000)
     for _ in range(1000):
         collector.add("delay", "3", {"a": np.ones(10), "b": np.ones(10)})
@@ -144,7 +144,7 @@ def test_threads_lose_no_row() -> None:
 # ------------------------------------------------------------------------------------------- delivering
 
 
-def test_windows_arrive_and_the_last_one_when_it_stops() -> None:
+def test_windows_are_delivered_and_the_last_one_on_stop() -> None:
     collector, platform = Collector(), Platform()
     delivery = Delivery(collector, platform, every_s=0.05, sketch_every_s=0.01)
     delivery.start()
@@ -157,7 +157,7 @@ def test_windows_arrive_and_the_last_one_when_it_stops() -> None:
     assert (platform.rows, delivery.waiting) == (11, 0)
 
 
-def test_while_nobody_answers_windows_are_merged_and_none_is_lost() -> None:
+def test_windows_are_merged_and_none_is_lost_during_an_outage() -> None:
     collector, platform = Collector(), Platform()
     delivery = Delivery(collector, platform, waiting_limit=6)
     platform.answers = False
@@ -193,7 +193,7 @@ def test_a_window_whose_answer_was_lost_counts_once() -> None:
     assert (delivery.waiting, platform.rows) == (0, 50)
 
 
-def test_a_window_of_an_endpoint_that_is_gone_does_not_stop_the_others() -> None:
+def test_a_window_of_a_removed_endpoint_does_not_stop_the_others() -> None:
     collector, taken = Collector(), []
 
     def deliver(endpoint: str, windows: tuple[WindowRecord, ...]) -> None:
@@ -235,7 +235,7 @@ def test_a_wide_window_travels_in_parts_that_fit(light_env: MonitoringEnv) -> No
     assert {report.kind for report in look.reports} == {ColumnKind.NUMERIC}
 
 
-def test_deliveries_to_the_room_count_once_through_the_gate(env: MonitoringEnv) -> None:
+def test_deliveries_to_the_service_count_once_through_the_gate(env: MonitoringEnv) -> None:
     env.watched({"x": env.rng.normal(size=2000)})
     collector, breaks = Collector(clock=env.platform.clock), True
 

@@ -12,7 +12,8 @@ import pytest
 from scipy import stats
 
 from falaj.errors import InvalidInput
-from falaj.monitoring.drift.comparison import MINIMUM_ROWS, chi_square_critical, chi_square_tail, compare
+from falaj.monitoring.drift.comparison import MINIMUM_ROWS, compare
+from falaj.monitoring.drift.distributions import chi_square_critical, chi_square_tail, f_tail
 from falaj.monitoring.drift.verdicts import conventional_psi_class, detect_drift
 from falaj.monitoring.sketches.kll import RANK_ERROR
 from falaj.monitoring.sketches.sketchers import WindowSketcher, sketch_column, sketch_reference
@@ -22,13 +23,16 @@ from falaj.records.monitoring.sketches import (
     FalseAlarmBudget,
     FeatureSketch,
     ModelDrift,
+    RowDependence,
     Statistic,
     WindowSketch,
 )
 
 NOON = datetime(2013, 7, 1, 12, tzinfo=UTC)
 WINDOWS = 400
-ONE_LOOK = FalseAlarmBudget(alpha=0.05, looks=1)
+ONE_LOOK = FalseAlarmBudget(alpha=0.05, looks=1, dependence=RowDependence.NONE)
+THIRTY_LOOKS = FalseAlarmBudget(dependence=RowDependence.NONE)
+"""The references here have no times: their rows are independent."""
 
 
 def numeric(values: Any) -> FeatureSketch:
@@ -49,12 +53,14 @@ def window(columns: Mapping[str, Any]) -> WindowSketch:
     return sketcher.cut(since=NOON, until=NOON + timedelta(hours=1))
 
 
-def judged(before: Mapping[str, Any], now: Mapping[str, Any], **options: Any) -> ModelDrift:
-    return detect_drift(sketch_reference("flights@1", [before]), window(now), **options)
+def judged(
+    before: Mapping[str, Any], now: Mapping[str, Any], budget: FalseAlarmBudget = THIRTY_LOOKS
+) -> ModelDrift:
+    return detect_drift(sketch_reference("flights@1", [before]), window(now), budget=budget)
 
 
 def flights(rng: np.random.Generator, rows: int, *, shift: float = 0.0) -> dict[str, Any]:
-    """Columns of several shapes; only `distance` moves with `shift`."""
+    """Return columns of several shapes; only `distance` moves with `shift`."""
     return {
         "distance": rng.normal(shift, 1, rows),
         "delay": rng.exponential(10, rows),
@@ -72,6 +78,10 @@ def flights(rng: np.random.Generator, rows: int, *, shift: float = 0.0) -> dict[
 def test_tails_agree_with_scipy(dof: int) -> None:
     for value in (0.1, 1.0, 5.0, 40.0, 300.0):
         assert chi_square_tail(value, dof) == pytest.approx(stats.chi2.sf(value, dof), rel=1e-9, abs=1e-300)
+        for tail in (3.5, 40.0, 1e5):
+            assert f_tail(value, dof, tail) == pytest.approx(
+                stats.f.sf(value, dof, tail), rel=1e-6, abs=1e-12
+            )
     for level in (0.5, 0.05, 1e-4, 1e-9):
         assert chi_square_critical(level, dof) == pytest.approx(stats.chi2.isf(level, dof), rel=1e-9)
 
@@ -118,6 +128,7 @@ def test_psi_agrees_with_its_definition() -> None:
 # -------------------------------------------------------------------------------- false alarms, power
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("reference_rows", "window_rows"), [(2_000, 2_000), (50_000, 400), (300, 300)])
 def test_without_drift_false_alarms_stay_within_the_budget(reference_rows: int, window_rows: int) -> None:
     rng = np.random.default_rng(4)
@@ -149,7 +160,10 @@ def test_a_shift_of_three_tenths_of_a_deviation_is_found(reference_rows: int) ->
 
     references = [sketch_reference("flights@1", [flights(rng, reference_rows)]) for _ in range(10)]
 
-    looks = [detect_drift(references[n % 10], window(flights(rng, 2_000, shift=0.3))) for n in range(100)]
+    looks = [
+        detect_drift(references[n % 10], window(flights(rng, 2_000, shift=0.3)), budget=THIRTY_LOOKS)
+        for n in range(100)
+    ]
 
     found = sum("distance" in [report.name for report in look.drifted] for look in looks)
     wrong = sum(len([report for report in look.drifted if report.name != "distance"]) for look in looks)
@@ -167,7 +181,7 @@ def test_with_very_many_rows_a_meaningless_difference_is_no_alarm() -> None:
     assert "less than a small effect" in look.reports[0].words
 
 
-# -------------------------------------------------------------------------------------- odd samples
+# --------------------------------------------------------------------------------------- edge cases
 
 
 @pytest.mark.parametrize(
@@ -207,7 +221,7 @@ def test_with_very_many_rows_a_meaningless_difference_is_no_alarm() -> None:
         (np.array([True, False] * 500), np.array([True] * 1_000), DriftVerdict.DRIFT),
     ],
 )
-def test_odd_samples_get_the_verdict_that_they_deserve(before: Any, now: Any, verdict: DriftVerdict) -> None:
+def test_edge_case_samples_get_the_right_verdict(before: Any, now: Any, verdict: DriftVerdict) -> None:
     look = judged({"x": before}, {"x": now})
 
     assert look.verdict is verdict, look.reports[0].words
@@ -233,7 +247,7 @@ def test_a_column_that_changed_its_kind_is_refused() -> None:
         compare(numeric(np.ones(100)), categorical(np.array(["a"] * 100)))
 
 
-# --------------------------------------------------------------------------------------------- words
+# ------------------------------------------------------------------------------------------ messages
 
 
 def test_drifted_columns_come_first_the_largest_effect_on_top() -> None:
@@ -251,7 +265,7 @@ def test_drifted_columns_come_first_the_largest_effect_on_top() -> None:
     assert (look.reports[0].window_rows, look.reports[0].reference_rows) == (3_000, 5_000)
 
 
-def test_no_drift_is_said_in_words() -> None:
+def test_no_drift_is_reported_as_text() -> None:
     rng = np.random.default_rng(10)
 
     assert judged(flights(rng, 3_000), flights(rng, 3_000)).words == "delay@3: no drift in 6 columns"
@@ -261,15 +275,17 @@ def test_no_drift_is_said_in_words() -> None:
     )
 
 
-def test_the_customary_classes_are_words_only() -> None:
+def test_psi_classes_are_labels_only() -> None:
     assert [conventional_psi_class(psi) for psi in (0.05, 0.2, 0.3)] == ["stable", "moderate", "large"]
 
 
-def test_a_longer_budget_of_looks_raises_the_threshold() -> None:
+def test_a_larger_number_of_planned_tests_raises_the_threshold() -> None:
     rng = np.random.default_rng(11)
     before, now = flights(rng, 1_000), flights(rng, 1_000)
 
-    one, many = (judged(before, now, budget=FalseAlarmBudget(looks=looks)) for looks in (1, 1_000))
+    one, many = (
+        judged(before, now, budget=THIRTY_LOOKS.model_copy(update={"looks": looks})) for looks in (1, 1_000)
+    )
 
     by_name = {report.name: report for report in many.reports}
     for report in one.reports:

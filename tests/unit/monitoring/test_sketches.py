@@ -58,7 +58,7 @@ def window(model: str = "churn@1", at: datetime = NOON, values: Any = (1.0, 2.0)
 
 
 def same_small(first: FeatureSketch, second: FeatureSketch) -> bool:
-    """Equal as distributions; holds exactly only while the sketch has compacted nothing."""
+    """Return whether two sketches are equal distributions; exact only while the sketch has compacted nothing."""
     one, two = read_points(first), read_points(second)
     facts = {"count", "nulls", "minimum", "maximum"}
     return (
@@ -263,7 +263,7 @@ def test_a_mixed_column_of_a_training_set_is_refused_by_name() -> None:
         sketch_reference("flights@1", [{"m": np.array(["a", 1, None], dtype=object)}])
 
 
-def test_read_only_memory_is_taken_in() -> None:
+def test_read_only_memory_is_accepted() -> None:
     tensor = np.frombuffer(np.arange(9.0).tobytes())
 
     assert numeric(tensor).maximum == 8.0
@@ -286,14 +286,14 @@ def test_predictions_are_kept_apart_from_features() -> None:
 
 
 @given(floats, words)
-def test_what_was_written_is_read_again(numbers: Any, texts: Any) -> None:
+def test_a_written_sketch_is_read_back(numbers: Any, texts: Any) -> None:
     features = (numeric(numbers), categorical(pa.array(texts, pa.string())).model_copy(update={"name": "c"}))
     written = ReferenceSketch(training_set="flights@1", features=features)
 
     assert decode(encode(written), ReferenceSketch) == written
 
 
-def test_a_large_sketch_is_read_again() -> None:
+def test_a_large_sketch_is_read_back() -> None:
     written = window(values=np.random.default_rng(4).normal(size=300_000))
 
     assert decode(encode(written), WindowSketch) == written
@@ -321,7 +321,7 @@ def test_changed_bytes_are_refused_or_still_a_sketch(data: st.DataObject) -> Non
 
 
 @given(st.binary(max_size=200))
-def test_noise_is_damaged(noise: bytes) -> None:
+def test_random_bytes_are_damaged(noise: bytes) -> None:
     with pytest.raises(Damaged):
         decode(noise, WindowSketch)
     with pytest.raises(Damaged):

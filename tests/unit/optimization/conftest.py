@@ -26,7 +26,7 @@ NOON = datetime(2026, 6, 1, 12, tzinfo=UTC)
 
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> Iterator[None]:
-    """Small models train no faster on more, and the threads of several test processes get in each other's way."""
+    """Use one thread: small models train no faster on more, and concurrent test processes compete for cores."""
     import torch
     from threadpoolctl import threadpool_limits
 
@@ -37,7 +37,7 @@ def one_thread() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Learnable:
-    """Features, the same with holes, and a target of 0 and 1 that depends on them."""
+    """Features, the same with missing values, and a target of 0 and 1 that depends on them."""
 
     features: Array
     holed: Array
@@ -56,7 +56,7 @@ def rows() -> Learnable:
 
 @pytest.fixture(scope="session")
 def boosted(rows: Learnable) -> Any:
-    """Trees that were trained on rows with missing values."""
+    """Train trees on rows with missing values."""
     from xgboost import XGBClassifier
 
     return XGBClassifier(n_estimators=40, max_depth=4, n_jobs=1).fit(rows.holed, rows.target)
@@ -64,7 +64,7 @@ def boosted(rows: Learnable) -> Any:
 
 @pytest.fixture(scope="session")
 def network(rows: Learnable) -> Any:
-    """A network whose two modes differ: it normalizes by batches, and drops out."""
+    """Return a network whose two modes differ: it has batch normalization and dropout."""
     import torch
     from torch import nn
 
@@ -106,25 +106,25 @@ class OptimizationEnv:
 
     @property
     def start(self) -> dict[str, Any]:
-        """The arguments of a good start."""
+        """Return the arguments of a valid start."""
         return {"model": self.version.reference, "data": self.data, "target": "late", "features": NAMES}
 
 
 @pytest.fixture
 def env(platform: OwnPlatform, boosted: Any, rows: Learnable) -> OptimizationEnv:
-    """The test runs once on SQLite and once on PostgreSQL."""
+    """A platform with a model; the test runs on SQLite and on PostgreSQL."""
     return populate(platform, boosted, rows)
 
 
 @pytest.fixture
 def light_env(light_platform: OwnPlatform, boosted: Any, rows: Learnable) -> OptimizationEnv:
-    """The same on SQLite only, for what does not depend on the database."""
+    """The same on SQLite only, for tests that do not depend on the database."""
     return populate(light_platform, boosted, rows)
 
 
 @pytest.fixture
 def populated(boosted: Any, rows: Learnable) -> Callable[[Platform], OptimizationEnv]:
-    """Put the model and the data into a platform of the test's own."""
+    """Yield a platform that holds the model and the data."""
     return partial(populate, boosted=boosted, rows=rows)
 
 
@@ -146,7 +146,7 @@ def populate(platform: Platform, boosted: Any, rows: Learnable) -> OptimizationE
 
 
 def training_set(platform: Platform, rows: Learnable) -> str:
-    """The id of a training set that has the features and the target `late` in its spine."""
+    """Return the id of a training set with the features, and the target `late` in its spine."""
     view = FeatureView(
         name="origins", entities=("origin",), columns=(Feature(name="wind", type=ColumnType.FLOAT),)
     )
@@ -170,7 +170,7 @@ def training_set(platform: Platform, rows: Learnable) -> str:
 
 
 def put(platform: Platform, name: str, table: pa.Table) -> str:
-    """Upload rows as Arrow; the blob's id."""
+    """Upload rows as Arrow, and return the blob's id."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)

@@ -84,14 +84,14 @@ def test_more_classes_have_a_log_loss() -> None:
 
 
 @pytest.mark.parametrize("scores", [np.array([-2.0, 3.0]), np.array([[-2.0], [3.0]])])
-def test_scores_that_are_no_probabilities_are_judged_by_their_error(scores: np.ndarray) -> None:
+def test_scores_that_are_not_probabilities_are_judged_by_rmse(scores: np.ndarray) -> None:
     evaluator = quality.choose_evaluator(np.array([0.0, 1.0]), scores)
 
     assert evaluator.metric == "rmse"
     assert evaluator.metric_value(evaluator.losses(scores)) == pytest.approx(2.0)
 
 
-def test_the_same_predictions_are_not_worse_at_all(scored: tuple[np.ndarray, np.ndarray]) -> None:
+def test_equal_predictions_are_not_worse(scored: tuple[np.ndarray, np.ndarray]) -> None:
     target, scores = scored
     losses = quality.choose_evaluator(target, scores).losses(scores)
 
@@ -103,7 +103,7 @@ def test_the_same_predictions_are_not_worse_at_all(scored: tuple[np.ndarray, np.
 
 
 def test_the_interval_is_paired(scored: tuple[np.ndarray, np.ndarray]) -> None:
-    """A shift that is the same in every row is known exactly, however much the rows differ."""
+    """A shift that is equal in every row is known exactly, however much the rows differ."""
     target, scores = scored
     evaluator = quality.QualityEvaluator(target, "log_loss")
     losses = evaluator.losses(scores)
@@ -114,7 +114,7 @@ def test_the_interval_is_paired(scored: tuple[np.ndarray, np.ndarray]) -> None:
     assert found.high == pytest.approx(0.05)
 
 
-def test_few_rows_leave_doubt() -> None:
+def test_few_rows_give_a_wide_interval() -> None:
     random = np.random.default_rng(3)
     losses, noise = random.exponential(size=40), random.normal(size=40)
 
@@ -129,7 +129,7 @@ def test_few_rows_leave_doubt() -> None:
 # --------------------------------------------------------------------------------------------------- timing
 
 
-def test_models_take_turns_at_every_size() -> None:
+def test_models_are_timed_alternately_at_every_batch_size() -> None:
     seen: list[tuple[str, int]] = []
 
     def model(name: str):
@@ -161,7 +161,7 @@ def test_a_speedup_has_an_interval_over_the_rounds() -> None:
     assert 1.8 <= found.low <= found.high <= 2.2
 
 
-def test_slow_models_are_not_timed_for_ever() -> None:
+def test_the_timing_of_slow_models_is_bounded() -> None:
     found = latency.measure_interleaved({"a": lambda rows: rows}, np.zeros((5, 2), np.float32), limit_s=0.0)
 
     assert len(found["a"].medians[1]) == latency.MIN_ROUNDS

@@ -28,6 +28,8 @@ import falaj as fj
 from falaj.errors import InvalidInput, Unavailable
 from falaj.records.registry import TensorSpec
 
+pytestmark = pytest.mark.slow
+
 if TYPE_CHECKING:
     from conftest import Learnable  # type: ignore[attr-defined]
 
@@ -45,7 +47,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def refusal(model: Any, path: Path, sample: Any, **options: Any) -> str:
-    """What the refused export says; nothing is left behind."""
+    """Return the error of the refused export; nothing is left behind."""
     with pytest.raises(InvalidInput) as caught:
         fj.export_onnx(model, path, sample=sample, **options)
     assert not path.parent.exists()
@@ -55,6 +57,7 @@ def refusal(model: Any, path: Path, sample: Any, **options: Any) -> str:
 # -------------------------------------------------------------------------------------------------- torch
 
 
+@pytest.mark.slow
 def test_a_network_is_exported_in_its_evaluation_mode(network: Any, rows: Learnable, path: Path) -> None:
     network.train()
 
@@ -73,7 +76,7 @@ def test_a_network_is_exported_in_its_evaluation_mode(network: Any, rows: Learna
     assert (made.rows, made.max_difference < 1e-5) == (64, True)
 
 
-def test_one_row_is_sample_enough(rows: Learnable, path: Path) -> None:
+def test_one_row_suffices_as_sample(rows: Learnable, path: Path) -> None:
     fj.export_onnx(nn.Linear(8, 2), path, sample=torch.from_numpy(rows.features[:1]))
 
     assert run(path, rows.features[:9]).shape == (9, 2)
@@ -93,10 +96,10 @@ def test_an_exported_program_is_exported_again(rows: Learnable, path: Path) -> N
 def test_a_program_for_a_fixed_number_of_rows_is_refused(rows: Learnable, path: Path) -> None:
     sample = torch.from_numpy(rows.features[:16])
 
-    said = refusal(torch.export.export(nn.Linear(8, 2), (sample,)), path, sample)
+    message = refusal(torch.export.export(nn.Linear(8, 2), (sample,)), path, sample)
 
-    assert "any number of rows" in said
-    assert "dynamic_shapes" in said
+    assert "any number of rows" in message
+    assert "dynamic_shapes" in message
 
 
 class Eigenvalues(nn.Module):
@@ -105,10 +108,10 @@ class Eigenvalues(nn.Module):
 
 
 def test_an_operator_that_onnx_lacks_is_named_with_its_layer(rows: Learnable, path: Path) -> None:
-    said = refusal(nn.Sequential(nn.Linear(8, 8), Eigenvalues()), path, rows.features[:16])
+    message = refusal(nn.Sequential(nn.Linear(8, 8), Eigenvalues()), path, rows.features[:16])
 
-    assert "the operator aten.linalg_eig" in said
-    assert "layer 1 (Eigenvalues): return x + torch.linalg.eigvals" in said
+    assert "the operator aten.linalg_eig" in message
+    assert "layer 1 (Eigenvalues): return x + torch.linalg.eigvals" in message
 
 
 class Branch(nn.Module):
@@ -117,11 +120,11 @@ class Branch(nn.Module):
 
 
 def test_a_branch_on_values_is_shown_with_its_line(rows: Learnable, path: Path) -> None:
-    said = refusal(Branch(), path, rows.features[:16])
+    message = refusal(Branch(), path, rows.features[:16])
 
-    assert "test_export.py" in said
-    assert "if x.sum() > 0" in said
-    assert "torch.where" in said
+    assert "test_export.py" in message
+    assert "if x.sum() > 0" in message
+    assert "torch.where" in message
 
 
 # ----------------------------------------------------------------------------------------------- scikit-learn
@@ -173,18 +176,18 @@ def test_more_classes_have_a_column_each(rows: Learnable, path: Path) -> None:
 
 
 def test_a_classifier_without_probabilities_is_refused(rows: Learnable, path: Path) -> None:
-    said = refusal(LinearSVC().fit(rows.features, rows.target), path, rows.features)
+    message = refusal(LinearSVC().fit(rows.features, rows.target), path, rows.features)
 
-    assert "CalibratedClassifierCV" in said
+    assert "CalibratedClassifierCV" in message
 
 
 def test_an_estimator_without_a_converter_is_named(rows: Learnable, path: Path) -> None:
     class Own(LinearRegression):
         pass
 
-    said = refusal(Own().fit(rows.features, rows.target), path, rows.features)
+    message = refusal(Own().fit(rows.features, rows.target), path, rows.features)
 
-    assert "estimator Own" in said
+    assert "estimator Own" in message
 
 
 # --------------------------------------------------------------------------------------------------- XGBoost
@@ -254,7 +257,7 @@ def test_splits_on_categories_are_refused(rows: Learnable, path: Path) -> None:
     ],
     ids=["width", "empty", "flat", "text", "two"],
 )
-def test_a_sample_that_does_not_fit_is_refused(sample: Any, words: str, rows: Learnable, path: Path) -> None:
+def test_a_mismatched_sample_is_refused(sample: Any, words: str, rows: Learnable, path: Path) -> None:
     model = LinearRegression().fit(rows.features, rows.target)
 
     assert words in refusal(model, path, sample)
@@ -267,7 +270,7 @@ def test_names_must_fit_the_columns(rows: Learnable, path: Path) -> None:
     assert "7 of them unique" in refusal(model, path, rows.features, names=[*"abcdefg", "a"])
 
 
-def test_what_is_no_model_is_refused(rows: Learnable, path: Path) -> None:
+def test_an_object_that_is_not_a_model_is_refused(rows: Learnable, path: Path) -> None:
     assert "given    dict" in refusal({}, path, rows.features)
 
 
@@ -280,18 +283,18 @@ def test_a_package_that_is_missing_is_named(
         fj.export_onnx(boosted, path, sample=rows.holed[:50])
 
 
-def test_a_file_that_predicts_something_else_is_not_written(rows: Learnable, path: Path) -> None:
-    """Rounding moves some rows to the other side of a threshold: the trees see scaled columns."""
+def test_an_export_with_different_predictions_is_not_written(rows: Learnable, path: Path) -> None:
+    """Rounding moves some rows across a threshold: the trees see scaled columns."""
     model = make_pipeline(StandardScaler(), XGBClassifier(n_estimators=30, n_jobs=1))
     model.fit(rows.features, rows.target)
 
-    said = refusal(model, path, rows.features, tolerance=1e-12)
+    message = refusal(model, path, rows.features, tolerance=1e-12)
 
-    assert "predicts differently from the model" in said
-    assert "output probability at" in said
+    assert "predicts differently from the model" in message
+    assert "output probability at" in message
 
 
-# -------------------------------------------------------------------------------------------- a job's model
+# --------------------------------------------------------------------------------------- the model of a job
 
 
 def test_a_job_leaves_its_model_with_a_description(
@@ -301,14 +304,18 @@ def test_a_job_leaves_its_model_with_a_description(
 
     fj.save_model(boosted, sample=rows.holed[:50], names=LETTERS, metrics={"auc": 0.9}, card="# Late")
 
-    said = json.loads((tmp_path / "out" / "model.json").read_text())
-    assert (said["files"], said["metrics"], said["card"]) == (["model/model.onnx"], {"auc": 0.9}, "# Late")
-    assert TensorSpec.model_validate(said["inputs"][0]).features == tuple(LETTERS)
+    description = json.loads((tmp_path / "out" / "model.json").read_text())
+    assert (description["files"], description["metrics"], description["card"]) == (
+        ["model/model.onnx"],
+        {"auc": 0.9},
+        "# Late",
+    )
+    assert TensorSpec.model_validate(description["inputs"][0]).features == tuple(LETTERS)
     assert run(tmp_path / "out" / "model" / "model.onnx", rows.holed[:3]).shape == (3, 1)
     assert sorted(each.name for each in (tmp_path / "out").iterdir()) == ["model", "model.json"]
 
 
-def test_outside_a_job_the_model_lies_below_outputs(
+def test_outside_a_job_the_model_is_written_below_outputs(
     boosted: Any, rows: Learnable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("FALAJ_OUTPUTS", raising=False)
@@ -319,7 +326,7 @@ def test_outside_a_job_the_model_lies_below_outputs(
     assert (tmp_path / "outputs" / "model.json").exists()
 
 
-def test_a_metric_that_is_no_number_is_refused_before_anything_is_written(
+def test_a_metric_that_is_not_a_number_is_refused_before_anything_is_written(
     boosted: Any, rows: Learnable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FALAJ_OUTPUTS", str(tmp_path / "out"))

@@ -23,6 +23,8 @@ from falaj.optimization.runtime.job import optimize
 from falaj.optimization.settings import OptimizationSettings, parse_settings
 from falaj.records.optimization import AcceptanceBudget, OptimizationReport, OptimizationVerdict
 
+pytestmark = pytest.mark.slow
+
 if TYPE_CHECKING:
     from conftest import Learnable  # type: ignore[attr-defined]
 
@@ -31,7 +33,7 @@ SETTINGS = OptimizationSettings(target="late", features=NAMES, recipes=("onnx", 
 
 
 class Job:
-    """The folders of a job, with the data in place."""
+    """The folders of a job, with its data."""
 
     def __init__(self, folder: Path, rows: Learnable) -> None:
         self.inputs, self.outputs = folder / "in", folder / "out"
@@ -55,7 +57,7 @@ def job(tmp_path: Path, rows: Learnable, monkeypatch: pytest.MonkeyPatch) -> Job
 
 @pytest.fixture
 def full_job(job: Job, rows: Learnable) -> Job:
-    """The same with no value missing."""
+    """The same without missing values."""
     table = {name: rows.features[:, number] for number, name in enumerate(NAMES)}
     pq.write_table(pa.table({**table, "late": rows.target}), job.inputs / "data.parquet")
     return job
@@ -81,7 +83,7 @@ def test_trees_are_exported_and_have_nothing_to_quantize(job: Job, boosted: Any,
     assert OptimizationReport.model_validate_json((job.outputs / "report.json").read_text()) == report
 
 
-def test_a_network_in_int8_is_judged_by_what_was_measured(full_job: Job, network_file: Path) -> None:
+def test_a_network_in_int8_is_judged_by_measurement(full_job: Job, network_file: Path) -> None:
     full_job.model("model.onnx", network_file.read_bytes())
 
     report = full_job.run(
@@ -113,10 +115,11 @@ def test_the_graph_of_an_onnx_model_gains_nothing_by_being_fused_twice(
     assert "not 2 times as fast" in onnx.reason
 
 
+@pytest.mark.slow
 def test_a_torch_export_is_measured_against_its_onnx(full_job: Job, network: Any, rows: Learnable) -> None:
     sample = torch.from_numpy(rows.features[:16])
     program = torch.export.export(network.eval(), (sample,), dynamic_shapes=({0: torch.export.Dim("rows")},))
-    program._example_inputs = None  # or they are pickled, and the registry refuses the file
+    program._example_inputs = None  # otherwise they are pickled, and the registry refuses the file
     torch.export.save(program, full_job.inputs / "model" / "model.pt2")
 
     (onnx,) = full_job.run(OptimizationSettings(target="late", features=NAMES, recipes=("onnx",))).variants
@@ -166,21 +169,21 @@ def test_columns_that_do_not_fit_are_refused(
 @pytest.mark.parametrize(
     ("name", "content"), [("notes.txt", b"hello"), ("model.onnx", b"hello"), ("m.json", b'{"learner": 1}')]
 )
-def test_what_is_no_model_is_refused(name: str, content: bytes, job: Job) -> None:
+def test_an_object_that_is_not_a_model_is_refused(name: str, content: bytes, job: Job) -> None:
     job.model(name, content)
 
     with pytest.raises(InvalidInput, match="model"):
         job.run()
 
 
-def test_settings_travel_as_arguments() -> None:
+def test_settings_are_passed_as_arguments() -> None:
     assert parse_settings(SETTINGS.arguments()) == SETTINGS
     assert all(len(each) < 4096 for each in SETTINGS.arguments())
     with pytest.raises(InvalidInput, match="usage"):
         parse_settings(["{}"])
 
 
-# ------------------------------------------------------------------------------------- as a job runs it
+# --------------------------------------------------------------------------------------------- as a job
 
 
 def launch(job: Job, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -202,7 +205,7 @@ def test_the_program_runs_under_the_contract_of_jobs(job: Job, boosted: Any, row
     assert (job.outputs / "variants" / "onnx" / "model.onnx").exists()
 
 
-def test_a_fault_is_said_in_words(job: Job) -> None:
+def test_a_fault_is_reported_with_a_message(job: Job) -> None:
     ran = launch(job, *SETTINGS.arguments())
 
     assert ran.returncode == 1

@@ -77,7 +77,8 @@ def record(env: OptimizationEnv, **changed: Any):
     return optimization.record(given.pop("model"), **given)
 
 
-def test_a_start_is_written_down_for_the_controller(env: OptimizationEnv) -> None:
+@pytest.mark.slow
+def test_a_start_is_recorded_for_the_controller(env: OptimizationEnv) -> None:
     start = env.start
     work = env.platform.optimization.start(start.pop("model"), **start, budget=AcceptanceBudget(worse=0.02))
 
@@ -94,7 +95,8 @@ def test_a_start_is_written_down_for_the_controller(env: OptimizationEnv) -> Non
     }
 
 
-def test_what_came_of_it_is_kept(env: OptimizationEnv) -> None:
+@pytest.mark.slow
+def test_the_report_is_kept(env: OptimizationEnv) -> None:
     made = record(env)
 
     assert (made.model, made.data, made.report) == ("late@1", "june", REPORT)
@@ -104,13 +106,15 @@ def test_what_came_of_it_is_kept(env: OptimizationEnv) -> None:
     assert {env.version.id, env.data, made.job} <= set(above)
 
 
-def test_a_developer_cannot_record_what_was_never_measured(light_env: OptimizationEnv) -> None:
+@pytest.mark.slow
+def test_a_developer_cannot_record_a_report(light_env: OptimizationEnv) -> None:
     developer = light_env.platform.join("dana", Role.DEVELOPER)
 
     with acting_as(developer), pytest.raises(Denied):
         record(light_env, job=job_object(light_env))
 
 
+@pytest.mark.slow
 def test_features_are_those_of_the_signature_unless_given(light_env: OptimizationEnv) -> None:
     light_env.platform.optimization.start("late@1", data=light_env.data, target="late")
 
@@ -131,9 +135,7 @@ def test_features_are_those_of_the_signature_unless_given(light_env: Optimizatio
     ],
     ids=["target", "feature", "twice", "target among them", "no recipe", "unknown recipe", "budget"],
 )
-def test_a_start_that_does_not_fit_is_refused(
-    changed: dict[str, Any], words: str, light_env: OptimizationEnv
-) -> None:
+def test_an_invalid_start_is_refused(changed: dict[str, Any], words: str, light_env: OptimizationEnv) -> None:
     start = {**light_env.start, **changed}
 
     with pytest.raises(InvalidInput) as caught:
@@ -152,6 +154,7 @@ def test_a_format_that_cannot_be_measured_is_refused(light_env: OptimizationEnv)
         platform.optimization.start("weights@1", data=light_env.data, target="late", features=("f0",))
 
 
+@pytest.mark.slow
 def test_unknown_models_and_data_are_not_found(light_env: OptimizationEnv) -> None:
     start = light_env.platform.optimization.start
 
@@ -161,7 +164,8 @@ def test_unknown_models_and_data_are_not_found(light_env: OptimizationEnv) -> No
         start("late@1", data="july", target="late")
 
 
-def test_a_viewer_may_look_but_not_start(light_env: OptimizationEnv) -> None:
+@pytest.mark.slow
+def test_a_viewer_may_read_but_not_start(light_env: OptimizationEnv) -> None:
     made = record(light_env)
     viewer = light_env.platform.join("vera", Role.VIEWER)
     start = light_env.start
@@ -172,7 +176,7 @@ def test_a_viewer_may_look_but_not_start(light_env: OptimizationEnv) -> None:
             light_env.platform.optimization.start(start.pop("model"), **start)
 
 
-def test_restrictions_flow_into_what_is_kept(light_env: OptimizationEnv) -> None:
+def test_labels_flow_into_the_kept_report(light_env: OptimizationEnv) -> None:
     light_env.platform.objects.label(light_env.data, only=("AE",))
 
     made = record(light_env)

@@ -1,4 +1,4 @@
-"""The durable workflow: a job, its report, accepted variants as versions; every step happens once despite kills."""
+"""The optimization workflow: a job, its report, and accepted variants as versions, each once despite kills."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class Killed(BaseException):
     """The controller is gone."""
 
 
-class Walk:
-    """Steps whose results are kept, as the engine keeps them; the controller dies before or after the step `dies`."""
+class KillableSteps:
+    """Steps whose results are kept, as the engine does; the controller dies before or after the step `dies`."""
 
     workflow = "work_1"
 
@@ -74,7 +74,7 @@ class Walk:
 
 
 class Jobs:
-    """The jobs service as the workflow sees it: a job runs when it is looked at, in this process."""
+    """The jobs service as the workflow sees it: a job runs in this process when it is shown."""
 
     def __init__(self, env: OptimizationEnv, folder: Path) -> None:
         self._platform = env.platform
@@ -166,12 +166,13 @@ def stage(light_env: OptimizationEnv, tmp_path: Path, monkeypatch: pytest.Monkey
     return Stage(light_env, tmp_path / "job")
 
 
-def test_the_controller_knows_it() -> None:
+def test_the_controller_has_the_workflow() -> None:
     assert WORKFLOWS["optimization.start"] is optimize
 
 
+@pytest.mark.slow
 def test_accepted_variants_become_versions_and_refused_ones_keep_their_reason(stage: Stage) -> None:
-    result = optimize(stage.services, Walk(), stage.given)
+    result = optimize(stage.services, KillableSteps(), stage.given)
 
     platform, original = stage.env.platform, stage.env.version
     made = platform.models.version("late@2")
@@ -198,50 +199,53 @@ def test_accepted_variants_become_versions_and_refused_ones_keep_their_reason(st
 STEPS = ["submit", "measure variants", "read the report", "register onnx", "record"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", STEPS)
-def test_killed_before_or_after_a_step_nothing_happens_twice(stage: Stage, step: str) -> None:
-    walk = Walk()
+def test_no_step_takes_effect_twice_after_a_kill(stage: Stage, step: str) -> None:
+    steps = KillableSteps()
     for after in (False, True):
-        walk.dies, walk.after = step, after
+        steps.dies, steps.after = step, after
         with pytest.raises(Killed):
-            optimize(stage.services, walk, stage.given)
-    walk.dies = None
+            optimize(stage.services, steps, stage.given)
+    steps.dies = None
 
-    result = optimize(stage.services, walk, stage.given)
+    result = optimize(stage.services, steps, stage.given)
 
-    assert [*walk.kept] == STEPS
+    assert [*steps.kept] == STEPS
     assert len(stage.jobs.submitted) == 1
     assert stage.env.platform.models.show("late").versions == 2
     assert [each.id for each in stage.env.platform.optimization.list().items] == [result["id"]]
 
 
-def test_cancelled_work_takes_its_job_with_it(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.slow
+def test_cancelling_the_workflow_cancels_its_job(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     cancelled = []
-    walk = Walk()
+    steps = KillableSteps()
 
     def broken_off(name: str, poll: Callable[[], Any], *, every_s: float = 1.0) -> Any:
         raise Conflict("cancelled before its next step")
 
-    monkeypatch.setattr(walk, "wait", broken_off)
+    monkeypatch.setattr(steps, "wait", broken_off)
     monkeypatch.setattr(stage.jobs, "cancel", cancelled.append, raising=False)
 
     with pytest.raises(Conflict, match="cancelled"):
-        optimize(stage.services, walk, stage.given)
+        optimize(stage.services, steps, stage.given)
 
     assert cancelled == [*stage.jobs.submitted]
 
 
-def test_a_job_that_fails_is_the_end_of_it(stage: Stage) -> None:
+def test_a_failed_job_fails_the_workflow(stage: Stage) -> None:
     stage.jobs.fails = "exit status 1"
 
     with pytest.raises(Conflict, match=r"failed: exit status 1; see falaj jobs logs job_"):
-        optimize(stage.services, Walk(), stage.given)
+        optimize(stage.services, KillableSteps(), stage.given)
 
     assert stage.env.platform.models.show("late").versions == 1
     assert stage.env.platform.optimization.list().items == ()
 
 
-def test_a_report_that_cannot_be_read_is_the_end_of_it(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.slow
+def test_an_unreadable_report_fails_the_workflow(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     real = optimization_job.optimize
 
     def spoiled(*given: Any, outputs: Path, **more: Any) -> Any:
@@ -252,16 +256,17 @@ def test_a_report_that_cannot_be_read_is_the_end_of_it(stage: Stage, monkeypatch
     monkeypatch.setattr(optimization_job, "optimize", spoiled)
 
     with pytest.raises(Conflict, match=r"report\.json of the job job_\w+ cannot be read"):
-        optimize(stage.services, Walk(), stage.given)
+        optimize(stage.services, KillableSteps(), stage.given)
 
 
-# ------------------------------------------------------------------------------------------- the real thing
+# ------------------------------------------------------------------------------------------- real processes
 
 
+@pytest.mark.slow
 def test_a_real_job_measures_under_the_controller(
     tmp_path: Path, populated: Callable[[Any], OptimizationEnv]
 ) -> None:
-    """Embedded: the controller, the queue and the job's process are those of a running platform."""
+    """Embedded, with the controller, the queue and the job's process of a running platform."""
     with fj.open(tmp_path / "home") as platform:
         env = populated(platform)
 
@@ -276,6 +281,7 @@ def test_a_real_job_measures_under_the_controller(
         assert "evaluating log_loss" in b"".join(platform.jobs.logs(kept.job)).decode()
 
 
+@pytest.mark.slow
 def test_cancelling_it_under_the_controller_cancels_its_job(
     tmp_path: Path, populated: Callable[[Any], OptimizationEnv]
 ) -> None:

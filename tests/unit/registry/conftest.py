@@ -46,7 +46,7 @@ def noor(request: pytest.FixtureRequest) -> Caller:
 
 @pytest.fixture
 def dana(request: pytest.FixtureRequest) -> Caller:
-    """A developer who may approve too, but not her own."""
+    """A developer who may approve, but not her own versions."""
     return platform_of(request).join("dana", Role.DEVELOPER, Role.APPROVER)
 
 

@@ -12,6 +12,7 @@ from falaj.errors import Conflict, Denied, FalajError, InvalidInput, NotFound
 from falaj.governance.operations.caller import Caller, acting_as
 from falaj.records.governance.identity import Role
 from falaj.records.registry import AliasMove
+from falaj.registry import store
 from falaj.registry.service import Models
 from platforms import OwnPlatform
 
@@ -28,9 +29,7 @@ def champion(models: Models, *, at: datetime | None = None) -> str:
 # --------------------------------------------------------------------------------------- history
 
 
-def test_an_alias_remembers_where_it_pointed(
-    platform: OwnPlatform, models: Models, register: Register
-) -> None:
+def test_an_alias_keeps_its_history(platform: OwnPlatform, models: Models, register: Register) -> None:
     register(), register(), register()
     start = platform.clock.now
     moments = {}
@@ -63,7 +62,7 @@ def test_history_comes_in_pages(light_platform: OwnPlatform, models: Models, reg
     assert ([c.seq for c in first.items], [c.seq for c in rest.items], rest.next) == ([3, 2], [1], None)
 
 
-def test_a_promotion_says_what_it_replaced(
+def test_a_promotion_names_the_version_that_it_replaced(
     light_platform: OwnPlatform, models: Models, register: Register
 ) -> None:
     register(), register()
@@ -88,7 +87,8 @@ def test_an_alias_that_is_there_already_does_not_move(
     assert len(models.alias_history("churn", alias="champion").items) == 1
 
 
-def test_promotions_at_once_all_stand_in_the_history(
+@pytest.mark.slow
+def test_concurrent_promotions_are_all_in_the_history(
     platform: OwnPlatform, models: Models, register: Register
 ) -> None:
     for _ in range(6):
@@ -112,7 +112,8 @@ def test_an_alias_that_could_be_a_number_or_a_path_is_refused(
         models.promote("churn@1", to=alias)
 
 
-def test_a_moment_without_a_time_zone_is_refused(
+@pytest.mark.slow
+def test_a_timestamp_without_a_time_zone_is_refused(
     light_platform: OwnPlatform, models: Models, register: Register
 ) -> None:
     register()
@@ -124,7 +125,7 @@ def test_a_moment_without_a_time_zone_is_refused(
 # -------------------------------------------------------------------------------------- rollback
 
 
-def test_a_rollback_returns_to_what_stood_there_before(
+def test_a_rollback_returns_to_the_previous_version(
     platform: OwnPlatform, models: Models, register: Register
 ) -> None:
     for number in (1, 2, 3):
@@ -147,7 +148,7 @@ def test_a_rollback_returns_to_what_stood_there_before(
 
 
 @pytest.mark.parametrize("promoted", [0, 1])
-def test_without_an_earlier_target_there_is_no_way_back(
+def test_a_rollback_without_an_earlier_target_is_refused(
     light_platform: OwnPlatform, models: Models, register: Register, promoted: int
 ) -> None:
     register()
@@ -158,7 +159,7 @@ def test_without_an_earlier_target_there_is_no_way_back(
         models.rollback("churn", alias="champion")
 
 
-def test_what_was_rolled_back_needs_a_new_approval(
+def test_a_rolled_back_version_needs_a_new_approval(
     platform: OwnPlatform, models: Models, register: Register, noor: Caller
 ) -> None:
     register(), register()
@@ -177,10 +178,92 @@ def test_what_was_rolled_back_needs_a_new_approval(
     assert models.promote("churn@2", to="champion").approved_by == ("noor",)
 
 
+@pytest.mark.slow
+def test_a_rollback_does_not_return_to_what_was_there_before_the_protection(
+    platform: OwnPlatform, models: Models, register: Register, dana: Caller, noor: Caller
+) -> None:
+    """Nobody has approved the author's first version: no approver, nor who protected the alias at the second."""
+    with acting_as(dana):
+        for number in (1, 2):
+            register()
+            models.promote(f"churn@{number}", to="champion")
+        register()
+    models.protect("churn", alias="champion")
+    since = models.show("churn").aliases[0].since
+
+    with acting_as(dana), pytest.raises(Conflict, match="no previous version"):
+        models.rollback("churn", alias="champion")
+    with acting_as(noor):
+        models.approve("churn@3", alias="champion")
+    models.promote("churn@3", to="champion")
+    models.protect("churn", alias="champion", independent=True)  # changes nothing about the way back
+    with acting_as(dana):
+        back = models.rollback("churn", alias="champion")
+
+    assert back.change.version == "churn@2"
+    assert since == models.alias_history("churn", alias="champion").items[3].at
+    with acting_as(dana), pytest.raises(Conflict, match="no previous version"):
+        models.rollback("churn", alias="champion")
+
+
+@pytest.mark.slow
+def test_a_protection_whose_beginning_is_not_known_counts_from_approvals(
+    light_platform: OwnPlatform, models: Models, register: Register, noor: Caller
+) -> None:
+    """As on a platform that protected the alias before it recorded when."""
+    for number in (1, 2):
+        register()
+        models.promote(f"churn@{number}", to="champion")
+    ident = models.show("churn").id
+    with light_platform.database.write() as tx:
+        store.protect_alias(tx, ident, "champion", independent=False)
+
+    with pytest.raises(Denied, match="never approved"):
+        models.rollback("churn", alias="champion")
+    with acting_as(noor):
+        models.approve("churn@1", alias="champion")
+
+    assert models.rollback("churn", alias="champion").change.version == "churn@1"
+
+
+@pytest.mark.slow
+def test_a_rollback_does_not_return_to_a_version_that_was_rolled_back(
+    light_platform: OwnPlatform, models: Models, register: Register
+) -> None:
+    register(), register(), register()
+    for number in (1, 2, 1, 3, 2, 3):
+        models.promote(f"churn@{number}", to="champion")
+
+    found = [models.rollback("churn", alias="champion").change.version for _ in range(2)]
+
+    assert found == ["churn@2", "churn@1"]
+    with pytest.raises(Conflict, match="no previous version"):
+        models.rollback("churn", alias="champion")
+
+
 # ------------------------------------------------------------------------------------- approvals
 
 
-def test_a_protected_alias_names_what_is_missing(
+@pytest.mark.slow
+def test_the_author_of_the_original_does_not_approve_what_others_made_of_it(
+    platform: OwnPlatform, models: Models, register: Register, dana: Caller, noor: Caller
+) -> None:
+    """As an optimization, which any developer may start, makes variants of a version."""
+    omar = platform.join("omar", Role.DEVELOPER)
+    with acting_as(dana):
+        register()
+    with acting_as(omar):
+        register(sources=("model_version:churn@1",))
+        register(sources=("model_version:churn@2",))
+
+    for version in ("churn@2", "churn@3"):
+        with acting_as(dana), pytest.raises(Denied, match="someone else must approve"):
+            models.approve(version, alias="champion")
+        with acting_as(noor):
+            models.approve(version, alias="champion")
+
+
+def test_a_protected_alias_names_the_missing_approval(
     light_platform: OwnPlatform, models: Models, register: Register, dana: Caller
 ) -> None:
     with acting_as(dana):
@@ -192,14 +275,17 @@ def test_a_protected_alias_names_what_is_missing(
 
     (fault,) = refused.value.faults
     assert fault.where == "approval of churn@1 for champion"
-    assert fault.allowed == "an approval by someone with the role approver, other than its author dana"
+    assert fault.allowed is not None
+    assert fault.allowed.startswith(
+        "an approval by someone with the role approver, other than its author dana: nobody yet"
+    )
     assert fault.fix == "falaj models approve churn@1 --alias champion"
     assert light_platform.entries()[-1]["outcome"] == "denied"
     with pytest.raises(NotFound):
         champion(models)
 
 
-def test_an_author_does_not_approve_their_own(
+def test_an_author_cannot_approve_their_own_version(
     light_platform: OwnPlatform, models: Models, register: Register, dana: Caller, noor: Caller
 ) -> None:
     with acting_as(dana):
@@ -216,7 +302,7 @@ def test_an_author_does_not_approve_their_own(
     assert (moved.approved_by, moved.change.by) == (("noor",), "dana")
 
 
-def test_whoever_owns_the_run_does_not_approve_what_it_made(
+def test_the_owner_of_the_run_cannot_approve_its_model(
     light_platform: OwnPlatform, models: Models, register: Register, dana: Caller
 ) -> None:
     with acting_as(dana):
@@ -243,7 +329,7 @@ def test_an_approval_is_for_one_version_and_one_alias(
     assert models.promote("churn@1", to="champion").change.version == "churn@1"
 
 
-def test_nobody_approves_twice(
+def test_approving_twice_is_refused(
     light_platform: OwnPlatform, models: Models, register: Register, noor: Caller
 ) -> None:
     register()

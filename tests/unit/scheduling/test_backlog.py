@@ -1,4 +1,4 @@
-"""A backlog that is kept between rounds decides what a fresh snapshot decides."""
+"""A backlog that is kept between rounds gives the decisions of a fresh snapshot."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from hypothesis import strategies as st
 
 from falaj.records.scheduling.snapshot import Decision, Evict, Snapshot, Start
 from falaj.scheduling import Backlog, decide, decide_from
-from workloads import carry_out, contests, for_any, job, let_go, worlds
+from workloads import apply_decisions, competing_teams, for_any, job, stop_leaving_jobs, worlds
 
 
 def deeds(decisions: tuple[Decision, ...]) -> list[Decision]:
     return [decision for decision in decisions if isinstance(decision, Start | Evict)]
 
 
-@for_any(worlds() | contests(), st.data())
-def test_decisions_from_a_kept_backlog_are_those_from_a_fresh_snapshot(
+@pytest.mark.slow
+@for_any(worlds() | competing_teams(), st.data())
+def test_decisions_from_a_kept_backlog_equal_those_from_a_fresh_snapshot(
     snapshot: Snapshot, data: st.DataObject
 ) -> None:
     backlog = Backlog(snapshot.pending)
@@ -23,9 +24,9 @@ def test_decisions_from_a_kept_backlog_are_those_from_a_fresh_snapshot(
         decided = decide(snapshot)
         assert deeds(decide_from(backlog, snapshot.model_copy(update={"pending": ()}))) == deeds(decided)
 
-        after = carry_out(snapshot, decided)
+        after = apply_decisions(snapshot, decided)
         if data.draw(st.booleans()):
-            after = let_go(after)
+            after = stop_leaving_jobs(after)
         ended = data.draw(
             st.sets(st.sampled_from([each.request.job for each in after.running]))
             if after.running
@@ -39,7 +40,7 @@ def test_decisions_from_a_kept_backlog_are_those_from_a_fresh_snapshot(
 
 
 def follow(backlog: Backlog, before: Snapshot, after: Snapshot) -> None:
-    """Bring the backlog from one snapshot to the next."""
+    """Update the backlog from one snapshot to the next."""
     was, now = ({request.job: request for request in each.pending} for each in (before, after))
     for name, request in was.items():
         if now.get(name) != request:
@@ -49,7 +50,7 @@ def follow(backlog: Backlog, before: Snapshot, after: Snapshot) -> None:
             backlog.add(request)
 
 
-def test_only_who_is_there_can_be_removed() -> None:
+def test_only_a_present_job_can_be_removed() -> None:
     backlog = Backlog([job("a"), job("b")])
 
     backlog.remove(job("a"))

@@ -1,4 +1,4 @@
-"""Whose turn it is, what may be borrowed, and what a workspace can afford."""
+"""The order of queues, borrowing, and budgets of workspaces."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from workloads import job, minutes, node, started, with_pending, world
 
 
 def starts(snapshot: Snapshot) -> dict[str, bool]:
-    """Who starts, in order, and whether it borrows."""
+    """Return the jobs that start, in order, and whether each borrows."""
     return {each.job: each.borrows for each in decide(snapshot) if isinstance(each, Start)}
 
 
@@ -36,7 +36,7 @@ def of(queue: str, *names: str, cpus: int = 1) -> list[Request]:
 # ------------------------------------------------------------------------------------------------- shares
 
 
-def test_queues_take_turns_by_what_they_hold() -> None:
+def test_queues_take_turns_by_their_usage() -> None:
     queues = [Queue(name="a"), Queue(name="b")]
     pending = [*of("a", "a1", "a2", "a3"), *of("b", "b1", "b2", cpus=2)]
 
@@ -52,7 +52,7 @@ def test_a_queue_of_twice_the_weight_gets_twice_as_much() -> None:
     assert sorted(name[0] for name in begun) == ["a"] * 3 + ["b"] * 6
 
 
-def test_who_has_held_much_lately_comes_later() -> None:
+def test_a_queue_with_high_recent_usage_goes_later() -> None:
     queues = [Queue(name="a", history=0.5), Queue(name="b")]
     pending = [*of("a", "a1"), *of("b", *(f"b{i}" for i in range(9)))]
 
@@ -124,7 +124,7 @@ LENDING = [
 ]
 
 
-def test_what_nobody_uses_is_lent_up_to_the_limit() -> None:
+def test_idle_quota_is_lent_up_to_the_limit() -> None:
     pending = [job(f"a{i}", gpus=2, queue="a", age=9 - i) for i in range(4)]
     snapshot = world(node("n1", gpus=16, cpus=16), queues=LENDING, pending=pending)
 
@@ -166,7 +166,7 @@ def test_jobs_within_their_quota_go_before_jobs_that_borrow() -> None:
     assert starts(snapshot) == {"b1": False}
 
 
-def test_a_part_of_a_gpu_counts_as_a_part() -> None:
+def test_a_gpu_fraction_counts_as_a_fraction() -> None:
     halves = [job(f"h{i}", gpus=1, gpu={"gpu_milli": 500}) for i in range(5)]
     queues = [Queue(name="default", quota=Quota(gpus=2))]
 
@@ -190,7 +190,7 @@ def test_queues_that_are_no_tree_are_refused(parents: dict[str, str], words: str
 # ------------------------------------------------------------------------------------------------ budgets
 
 
-def test_a_job_that_its_workspace_cannot_afford_waits_and_holds_nobody_up() -> None:
+def test_a_job_beyond_its_workspace_budget_waits_and_blocks_no_other() -> None:
     pending = [
         job("dear", gpus=4, limit=120, workspace="w1", age=3),
         job("cheap", gpus=1, limit=120, workspace="w1", age=2),
@@ -202,15 +202,15 @@ def test_a_job_that_its_workspace_cannot_afford_waits_and_holds_nobody_up() -> N
 
     assert reasons(snapshot) == {"dear": Reason.BUDGET}
     assert [*starts(snapshot)] == ["cheap", "other"]
-    told = explain(snapshot, "dear")
-    assert told.words == (
+    explanation = explain(snapshot, "dear")
+    assert explanation.words == (
         "the budget of its workspace does not cover it in addition to the running jobs: "
         "5 GPU-hours left, up to 8 needed"
     )
-    assert told.would_start[0] == "a time limit of at most 1h 15m"
+    assert explanation.would_start[0] == "a time limit of at most 1h 15m"
 
 
-def test_running_jobs_use_up_what_is_left_until_their_limits() -> None:
+def test_running_jobs_use_up_the_budget_until_their_limits() -> None:
     budget = (Budget(workspace="w1", money=10.0),)
     price = Price(cpu=0.5, gpu=2.0, gpus={"H200": 4.0})
     first = world(
@@ -227,7 +227,7 @@ def test_running_jobs_use_up_what_is_left_until_their_limits() -> None:
     }
 
 
-def test_an_overspent_budget_lets_nobody_start_and_evicts_nobody() -> None:
+def test_an_overspent_budget_starts_no_job_and_evicts_none() -> None:
     first = started(world(node("n1", gpus=2), pending=[job("runs", gpus=1, workspace="w1")]))
     spent = first.model_copy(update={"budgets": (Budget(workspace="w1", gpu_hours=-1.0),)})
 

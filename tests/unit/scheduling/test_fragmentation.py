@@ -1,4 +1,4 @@
-"""How much of what is free a workload can use, against the definition written out task by task."""
+"""The fragmentation of free resources for a workload, against its definition task by task."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ cards = st.lists(st.tuples(st.sampled_from(MODELS), st.sampled_from([0, 100, 300
 
 
 def fleet_of(*nodes: tuple[int, list[tuple[str, int]]]) -> Fleet:
-    """Nodes of so many CPUs, and GPUs of a model with so many thousandths in use."""
+    """Return nodes with that many CPUs, and GPUs of a model with that many thousandths in use."""
     fleet = Fleet(
         Node(
             name=f"n{index}",
@@ -50,7 +50,7 @@ def fleet_of(*nodes: tuple[int, list[tuple[str, int]]]) -> Fleet:
 
 
 def out_of_reach(fleet: Fleet, index: int, demand: Demand) -> set[int]:
-    """The GPUs of one node that a task cannot use."""
+    """Return the GPUs of one node that a task cannot use."""
     cards = fleet.nodes[index].gpus
     will_do = {
         gpu
@@ -63,7 +63,7 @@ def out_of_reach(fleet: Fleet, index: int, demand: Demand) -> set[int]:
 
 
 @for_any(st.lists(st.tuples(st.integers(0, 4), cards), max_size=3), st.lists(demands, min_size=1, max_size=6))
-def test_the_measures_are_what_they_are_defined_to_be(
+def test_the_measures_equal_their_definitions(
     nodes: list[tuple[int, list[tuple[str, int]]]], tasks: list[Demand]
 ) -> None:
     fleet = fleet_of(*nodes)
@@ -79,7 +79,7 @@ def test_the_measures_are_what_they_are_defined_to_be(
     assert measure.dead_gpus() == pytest.approx(dead / 1000)
 
 
-def test_a_gpu_without_cpus_beside_it_is_dead() -> None:
+def test_a_gpu_without_free_cpus_is_dead() -> None:
     fleet = fleet_of((0, [("T4", 0), ("T4", 700)]), (1, [("T4", 700)]))
 
     measure = FragmentationMeasure(fleet, {Demand(cpus_milli=1000, gpus=1, gpu_milli=300): 3})
@@ -89,7 +89,7 @@ def test_a_gpu_without_cpus_beside_it_is_dead() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "message"),
     [
         ({"gpus": 2, "gpu_milli": 500}, "a share of 500 thousandths is of 1 GPU, not of 2"),
         ({"gpus": 0, "gpu_milli": 500}, "not of 0"),
@@ -99,6 +99,6 @@ def test_a_gpu_without_cpus_beside_it_is_dead() -> None:
         ({"gpus": 0, "gpu_models": ["T4"]}, "only for a task that asks for a GPU"),
     ],
 )
-def test_an_impossible_demand_is_refused(fields: dict[str, object], said: str) -> None:
-    with pytest.raises(ValidationError, match=said):
+def test_an_impossible_demand_is_refused(fields: dict[str, object], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
         Demand.model_validate(fields)

@@ -1,4 +1,4 @@
-"""Which GPUs a job gets: in one island, of the right kind, in parts, and where they leave most to others."""
+"""The choice of GPUs: in one island, of the right model, in fractions, and with little fragmentation."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def reason(snapshot: Snapshot, name: str = "job") -> Reason | None:
 
 
 def two_islands(*pending: Request) -> Snapshot:
-    """GPUs 0 to 3 and 4 to 7; the first is in use."""
+    """A node with GPUs 0 to 3 and 4 to 7, the first of which is in use."""
     first = world(node("n1", cpus=32, gpus=8, islands=2), pending=[job("runs", gpus=1, age=9)])
     return with_pending(started(first), *pending)
 
@@ -53,17 +53,17 @@ def test_one_replica_is_kept_in_one_nvlink_island_the_fuller_one() -> None:
     assert gpus_of(two_islands(job("job", gpus=3))) == {"job": [f"GPU-n1-{i}" for i in (1, 2, 3)]}
 
 
-def test_a_gang_that_fits_in_no_island_starts_all_the_same_unless_it_asks_for_one() -> None:
-    asked = Affinity(island="nvlink")
+def test_a_gang_that_fits_in_no_island_starts_unless_an_island_is_required() -> None:
+    one_island = Affinity(island="nvlink")
 
     assert len(gpus_of(two_islands(job("job", gpus=6)))["job"]) == 6
-    assert reason(two_islands(job("job", gpus=6, affinity=asked))) is Reason.TOPOLOGY
-    told = explain(two_islands(job("job", gpus=6, affinity=asked)), "job")
+    assert reason(two_islands(job("job", gpus=6, affinity=one_island))) is Reason.TOPOLOGY
+    explanation = explain(two_islands(job("job", gpus=6, affinity=one_island)), "job")
     assert (
-        told.words
+        explanation.words
         == "needs 1 CPU, 6 GPUs in one NVLink island; no NVLink island is large enough, even when idle"
     )
-    assert "no requirement for one island" in told.would_start
+    assert "no requirement for one island" in explanation.would_start
 
 
 def test_a_gang_that_needs_several_nodes_is_kept_in_one_fabric() -> None:
@@ -78,8 +78,8 @@ def test_a_gang_that_needs_several_nodes_is_kept_in_one_fabric() -> None:
     assert nodes_of(world(*cluster, pending=[job("gang", replicas=2, affinity=spread)])) == {
         "gang": ["b1", "b2"]
     }
-    asked = Affinity(spread=True, island="rdma")
-    three = job("job", replicas=3, affinity=asked)
+    across_nodes = Affinity(spread=True, island="rdma")
+    three = job("job", replicas=3, affinity=across_nodes)
     assert reason(world(*cluster, pending=[three])) is Reason.TOPOLOGY
 
 
@@ -99,32 +99,34 @@ POOLS = [node("g1", cpus=4, gpus=4), node("c1", cpus=16, pool="cpus", labels=fro
         (Affinity(apart=frozenset({"web"})), "c1"),
     ],
 )
-def test_a_job_goes_where_its_affinity_wants_it(affinity: Affinity, where: str) -> None:
+def test_a_job_is_placed_by_its_affinity(affinity: Affinity, where: str) -> None:
     web = job("web", gpus=1, group="web")
     busy = started(world(*POOLS, pending=[web]))
 
     assert nodes_of(with_pending(busy, job("job", affinity=affinity))) == {"job": [where]}
 
 
-def test_who_keeps_away_from_a_group_is_kept_away_from_by_it() -> None:
+def test_anti_affinity_is_symmetric() -> None:
     quiet = job("quiet", cpus=1, affinity=Affinity(apart=frozenset({"loud"})))
     busy = started(world(node("n1"), pending=[quiet]))
 
     assert reason(with_pending(busy, job("job", group="loud"))) is Reason.AFFINITY
 
 
-def test_wishes_that_no_node_fulfils_are_told() -> None:
-    told = explain(world(*POOLS, pending=[job("job", affinity=Affinity(pools=frozenset({"tpus"})))]), "job")
+def test_explanation_names_constraints_that_no_node_satisfies() -> None:
+    explanation = explain(
+        world(*POOLS, pending=[job("job", affinity=Affinity(pools=frozenset({"tpus"})))]), "job"
+    )
 
-    assert told.reason is Reason.AFFINITY
-    assert told.words == "needs 1 CPU on nodes in pool tpus; 0 of 2 nodes match"
-    assert told.would_start == ("no node affinity",)
+    assert explanation.reason is Reason.AFFINITY
+    assert explanation.words == "needs 1 CPU on nodes in pool tpus; 0 of 2 nodes match"
+    assert explanation.would_start == ("no node affinity",)
 
 
-# ---------------------------------------------------------------------------------------- slices and parts
+# ------------------------------------------------------------------------------------ slices and fractions
 
 
-def test_slices_go_to_those_that_ask_for_their_profile_and_to_nobody_else() -> None:
+def test_mig_slices_go_only_to_jobs_that_request_their_profile() -> None:
     mixed = node("n1", gpus=1, slices=2)
     pending = [
         job("slice-a", gpus=1, gpu={"gpu_profile": "1g.18gb"}, age=5),
@@ -143,7 +145,7 @@ def sharing(*pending: Request, machine: Node | None = None) -> Snapshot:
     return world(machine or node("n1", gpus=2, cpus=16, shares=True), pending=pending)
 
 
-def test_parts_share_a_gpu_within_its_thousandths() -> None:
+def test_fractions_share_a_gpu_within_its_thousandths() -> None:
     parts = [job(f"p{i}", gpus=1, gpu={"gpu_milli": 400}, age=9 - i) for i in range(5)]
 
     found = gpus_of(sharing(*parts))
@@ -151,7 +153,7 @@ def test_parts_share_a_gpu_within_its_thousandths() -> None:
     assert sorted(gpu for gpus in found.values() for gpu in gpus) == ["GPU-n1-0"] * 2 + ["GPU-n1-1"] * 2
 
 
-def test_parts_share_a_gpu_within_its_memory() -> None:
+def test_fractions_share_a_gpu_within_its_memory() -> None:
     parts = [
         job(f"p{i}", gpus=1, gpu={"gpu_milli": 100, "gpu_memory_bytes": 80 * GIB}, age=9 - i)
         for i in range(3)
@@ -160,7 +162,7 @@ def test_parts_share_a_gpu_within_its_memory() -> None:
     assert len(gpus_of(sharing(*parts))) == 2
 
 
-def test_a_part_is_not_had_where_gpus_are_not_shared() -> None:
+def test_a_gpu_fraction_is_not_given_where_gpus_are_not_shared() -> None:
     snapshot = sharing(job("job", gpus=1, gpu={"gpu_milli": 500}), machine=node("n1", gpus=2))
 
     assert reason(snapshot) is Reason.TOO_LARGE
@@ -173,7 +175,7 @@ def test_a_gpu_of_which_a_part_is_in_use_is_not_given_away_whole() -> None:
     assert len(gpus_of(with_pending(busy, job("a", gpus=1), job("b", gpus=1)))) == 1
 
 
-def test_only_models_that_will_do_are_given() -> None:
+def test_only_requested_gpu_models_are_given() -> None:
     cluster = [node("a1", gpus=4, model="A100"), node("h1", gpus=4)]
 
     assert nodes_of(
@@ -181,8 +183,8 @@ def test_only_models_that_will_do_are_given() -> None:
     ) == {"job": ["h1"]}
 
 
-def test_a_job_goes_where_it_leaves_most_to_the_others() -> None:
-    """Best fit would break up the node on which alone the large job can run."""
+def test_a_job_is_placed_where_it_fragments_least() -> None:
+    """Best fit would break up the only node on which the large job can run."""
     cluster = [node("n1", gpus=4, cpus=64), node("n2", gpus=5, cpus=4)]
     waiting = [job("small", gpus=1, age=9), job("large", gpus=4, cpus=32, age=1)]
 

@@ -1,4 +1,4 @@
-"""Worlds that should not be, and yet are decided about: nothing is given twice, and nobody is forgotten."""
+"""Inconsistent snapshots are decided safely: nothing is allocated twice, and no job is forgotten."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from falaj.records.scheduling.snapshot import Evict, Queue, Quota, Reason, Runni
 from falaj.scheduling import decide, expected_start, explain
 from workloads import (
     NOON,
-    carry_out,
-    contests,
+    apply_decisions,
+    competing_teams,
+    entangled_teams,
     for_any,
     job,
-    let_go,
     minutes,
     node,
     started,
-    tangles,
+    stop_leaving_jobs,
     with_pending,
     world,
     worlds,
@@ -49,7 +49,7 @@ def test_a_job_that_has_overrun_its_limit_may_end_any_moment() -> None:
 
 
 @pytest.mark.parametrize("moved", [timedelta(days=-400), timedelta(days=400)])
-def test_a_clock_that_jumps_starts_nobody_twice_and_evicts_no_equal(moved: timedelta) -> None:
+def test_a_clock_jump_starts_no_job_twice_and_evicts_no_equal(moved: timedelta) -> None:
     busy = started(world(node("n1", cpus=4), pending=[job("runs", cpus=2, limit=10), job("more", cpus=2)]))
     moment = with_pending(busy.model_copy(update={"now": NOON + moved}), job("next", cpus=2))
 
@@ -57,14 +57,14 @@ def test_a_clock_that_jumps_starts_nobody_twice_and_evicts_no_equal(moved: timed
     assert explain(moment, "next").position == 1
 
 
-def test_a_gang_that_has_lost_a_node_holds_the_others() -> None:
+def test_a_gang_that_lost_a_node_keeps_its_other_nodes() -> None:
     gang = started(world(node("n1", cpus=2), node("n2", cpus=2), pending=[job("gang", cpus=2, replicas=2)]))
     lost = gang.model_copy(update={"nodes": (node("n2", cpus=2),)})
 
     assert starts(with_pending(lost, job("next", cpus=1))) == []
 
 
-def test_a_node_that_shrank_under_its_jobs_takes_nobody_more() -> None:
+def test_a_node_that_shrank_below_its_jobs_takes_no_more() -> None:
     busy = started(world(node("n1", cpus=8, gpus=2), pending=[job("runs", cpus=8, gpus=2)]))
     small = busy.model_copy(update={"nodes": (node("n1", cpus=4, gpus=1), node("n2", cpus=1))})
 
@@ -73,7 +73,7 @@ def test_a_node_that_shrank_under_its_jobs_takes_nobody_more() -> None:
     ]
 
 
-def test_a_ring_of_queues_holds_nobody_up() -> None:
+def test_a_cycle_of_queues_blocks_no_job() -> None:
     sound = world(
         node("n1", cpus=4),
         queues=[Queue(name="a", quota=Quota(cpus=2)), Queue(name="b"), Queue(name="default")],
@@ -89,6 +89,7 @@ def test_a_ring_of_queues_holds_nobody_up() -> None:
     assert "other" in starts(snapshot)
 
 
+@pytest.mark.slow
 def test_huge_figures_are_counted_exactly() -> None:
     machine = node("n1", cpus=8).model_copy(update={"cpus": HUGE, "memory_bytes": HUGE})
     pending = [job("gang", cpus=1_000_000, replicas=1_000_000), job("one")]
@@ -97,7 +98,7 @@ def test_huge_figures_are_counted_exactly() -> None:
     assert starts(snapshot) == ["gang"]
 
 
-def test_a_claim_of_a_closed_queue_or_of_a_spent_budget_holds_nobody_up() -> None:
+def test_a_claim_of_a_closed_queue_or_spent_budget_blocks_no_other() -> None:
     busy = started(world(node("n1", cpus=4), pending=[job("runs", cpus=2)]))
     lost = job("lost", cpus=2, queue="gone", claim=True)
 
@@ -107,8 +108,8 @@ def test_a_claim_of_a_closed_queue_or_of_a_spent_budget_holds_nobody_up() -> Non
     assert starts(with_pending(busy, lost, job("next", cpus=2))) == ["next"]
 
 
-def test_a_claim_for_which_nobody_leaves_any_more_waits_like_others_and_starts() -> None:
-    """Its victims were cancelled, and what they left was taken while the controller was away."""
+def test_a_claim_without_leaving_jobs_waits_and_starts_like_others() -> None:
+    """Its victims were cancelled, and their resources were taken while the controller was away."""
     busy = started(world(node("n1", cpus=4), pending=[job("taken", cpus=4, preemptible=False)]))
     claim = job("claim", cpus=4, claim=True)
 
@@ -116,18 +117,18 @@ def test_a_claim_for_which_nobody_leaves_any_more_waits_like_others_and_starts()
     assert starts(with_pending(busy.model_copy(update={"running": ()}), claim)) == ["claim"]
 
 
-@for_any(worlds() | contests() | tangles())
-def test_whoever_makes_room_is_told_once_and_runs(snapshot: Snapshot) -> None:
-    """Over three rounds in which nobody has left yet, then once all have."""
-    told: list[str] = []
+@for_any(worlds() | competing_teams() | entangled_teams())
+def test_an_evicted_job_is_evicted_once_and_the_claimant_starts(snapshot: Snapshot) -> None:
+    """Over three rounds in which no victim has left, and then once all have."""
+    evicted: list[str] = []
     for _ in range(3):
         decisions = decide(snapshot)
         running = {each.request.job for each in snapshot.running if not each.leaving}
         new = [each.job for each in decisions if isinstance(each, Evict)]
         assert set(new) <= running
-        told += new
-        snapshot = carry_out(snapshot, decisions)
-    assert len(told) == len(set(told))
+        evicted += new
+        snapshot = apply_decisions(snapshot, decisions)
+    assert len(evicted) == len(set(evicted))
 
     claims = {request.job for request in snapshot.pending if request.claim}
-    assert claims <= set(starts(let_go(snapshot)))
+    assert claims <= set(starts(stop_leaving_jobs(snapshot)))

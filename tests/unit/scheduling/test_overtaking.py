@@ -1,10 +1,11 @@
-"""Who may overtake whom: a head never starts later because of those behind it, and nobody waits for ever."""
+"""Backfill: a head never starts later because of jobs behind it, and no job waits forever."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 
+import pytest
 from hypothesis import strategies as st
 
 from falaj.records.governance.residency import UNRESTRICTED
@@ -16,13 +17,13 @@ from falaj.scheduling.capacity.resources import END_OF_TIME
 from falaj.scheduling.decision.scheduling_round import SchedulingRound
 from workloads import (
     NOON,
-    carry_out,
-    contests,
+    apply_decisions,
+    competing_teams,
     for_any,
     job,
     minutes,
     node,
-    play,
+    simulate_starts,
     started,
     with_pending,
     world,
@@ -46,18 +47,18 @@ def to_their_limits(snapshot: Snapshot) -> dict[str, timedelta]:
     return {request.job: request.time_limit or minutes(10_000) for request in requests}
 
 
-# ---------------------------------------------------------------------------------------------- by example
+# ------------------------------------------------------------------------------------------------ examples
 
 
 def test_a_higher_priority_goes_first_then_the_earlier_submission() -> None:
-    asked = [job("young", age=1), job("old", age=5), job("urgent", priority=1)]
-    snapshot = world(node("n1"), pending=asked)
+    requests = [job("young", age=1), job("old", age=5), job("urgent", priority=1)]
+    snapshot = world(node("n1"), pending=requests)
 
-    assert [request.job for request in in_order(asked)] == ["urgent", "old", "young"]
+    assert [request.job for request in in_order(requests)] == ["urgent", "old", "young"]
     assert [decision.job for decision in decide(snapshot)] == ["urgent", "old", "young"]
 
 
-def test_a_small_job_does_not_take_what_is_kept_for_the_head() -> None:
+def test_a_small_job_does_not_take_the_reservation_of_the_head() -> None:
     busy = started(world(node("n1", cpus=8), pending=[job("runs", cpus=4, age=9)]))
 
     snapshot = with_pending(busy, job("head", cpus=8, age=5), job("small", cpus=4, age=1))
@@ -65,7 +66,7 @@ def test_a_small_job_does_not_take_what_is_kept_for_the_head() -> None:
     assert reasons(snapshot) == {"head": Reason.CAPACITY, "small": Reason.RESERVED}
 
 
-def test_a_small_job_starts_beside_what_is_kept_for_the_head() -> None:
+def test_a_small_job_starts_beside_the_reservation_of_the_head() -> None:
     busy = started(world(node("n1", cpus=8), pending=[job("runs", cpus=4, age=9)]))
 
     snapshot = with_pending(busy, job("head", cpus=6, age=5), job("small", cpus=2, age=1))
@@ -73,7 +74,7 @@ def test_a_small_job_starts_beside_what_is_kept_for_the_head() -> None:
     assert starts(snapshot) == ["small"]
 
 
-def test_a_short_job_starts_on_the_heads_place_if_it_is_over_in_time() -> None:
+def test_a_short_job_uses_the_reservation_of_the_head_if_it_ends_in_time() -> None:
     busy = started(world(node("n1", cpus=8), pending=[job("runs", cpus=4, age=9, limit=30)]))
     head = job("head", cpus=8, age=5)
 
@@ -81,13 +82,13 @@ def test_a_short_job_starts_on_the_heads_place_if_it_is_over_in_time() -> None:
     assert starts(with_pending(busy, head, job("long", cpus=4, limit=31))) == []
 
 
-def test_a_short_job_does_not_pass_where_the_heads_moment_is_unknown() -> None:
+def test_a_short_job_does_not_overtake_a_head_with_unknown_start() -> None:
     busy = started(world(node("n1", cpus=8), pending=[job("runs", cpus=4, age=9)]))
 
     assert starts(with_pending(busy, job("head", cpus=8, age=5), job("short", cpus=4, limit=1))) == []
 
 
-def test_a_full_quota_holds_up_its_own_queue_only() -> None:
+def test_a_full_quota_blocks_its_own_queue_only() -> None:
     queues = [Queue(name="default"), Queue(name="risk", quota=Quota(cpus=4))]
     first = world(node("n1", cpus=16), queues=queues, pending=[job("runs", cpus=2, queue="risk")])
 
@@ -111,7 +112,7 @@ def test_a_job_starts_beside_the_quota_that_another_waits_for() -> None:
     assert starts(snapshot) == ["without-gpus"]
 
 
-def test_a_job_that_can_never_start_holds_nobody_up() -> None:
+def test_a_job_that_can_never_start_blocks_no_other() -> None:
     snapshot = world(
         node("n1", cpus=4),
         pending=[
@@ -155,7 +156,7 @@ def test_a_lost_node_holds_nothing_and_stops_nothing() -> None:
     assert starts(with_pending(lost, job("next", cpus=4))) == ["next"]
 
 
-def test_a_stream_of_short_jobs_does_not_creep_onto_a_place_kept_for_an_unknown_moment() -> None:
+def test_a_stream_of_short_jobs_does_not_take_a_reservation_with_unknown_start() -> None:
     busy = started(world(node("n1", cpus=8), pending=[job("runs", cpus=4, age=9)]))
     short = [job(f"short-{i}", cpus=1, limit=1) for i in range(4)]
 
@@ -166,16 +167,16 @@ def test_a_stream_of_short_jobs_does_not_creep_onto_a_place_kept_for_an_unknown_
     assert starts(later) == []
 
 
-# ---------------------------------------------------------------------------------------------- in general
+# ---------------------------------------------------------------------------------------------- properties
 
 
 def taken(snapshot: Snapshot) -> SchedulingRound:
-    """The round of decisions, once all have had their turn."""
+    """Return the round of decisions, once all jobs have been considered."""
     return SchedulingRound(snapshot).decide_all()
 
 
 def promised(snapshot: Snapshot) -> dict[str, datetime | None]:
-    """The head of this moment, and when its place is free at the latest, if that is known."""
+    """Return the present head, and when its reservation starts at the latest, if known."""
     head = taken(snapshot).head
     return {head.head.job: head.at} if head else {}
 
@@ -183,22 +184,22 @@ def promised(snapshot: Snapshot) -> dict[str, datetime | None]:
 def over(
     snapshot: Snapshot, lasts: Mapping[str, timedelta], *, before: str, queue: str | None = None
 ) -> datetime:
-    """When the jobs are over that run now, or start now in a turn before that of `before`."""
+    """Return when the jobs end that run now, or start now before `before`."""
     order = [request.job for request in in_order(snapshot.pending)]
     ahead = order[: order.index(before)]
-    after = carry_out(snapshot, [d for d in decide(snapshot) if d.job in ahead])
+    after = apply_decisions(snapshot, [d for d in decide(snapshot) if d.job in ahead])
     older = [r for r in after.running if queue in (None, r.request.queue)]
     return max(running.started_at + lasts[running.request.job] for running in older)
 
 
 def some_run_times(snapshot: Snapshot, data: st.DataObject) -> dict[str, timedelta]:
-    """No job runs longer than its limit."""
+    """Draw run times within the limits of the jobs."""
     most = {name: min(limit, minutes(100)) for name, limit in to_their_limits(snapshot).items()}
     return {name: minutes(data.draw(st.integers(2, limit // minutes(1)))) for name, limit in most.items()}
 
 
-@for_any(worlds() | contests())
-def test_nobody_takes_in_a_round_what_is_kept_for_its_head(snapshot: Snapshot) -> None:
+@for_any(worlds() | competing_teams())
+def test_no_job_takes_the_reservation_of_the_head_within_a_round(snapshot: Snapshot) -> None:
     scheduling_round = taken(snapshot)
     if scheduling_round.head is None or any(isinstance(decision, Evict) for decision in decide(snapshot)):
         return
@@ -206,7 +207,7 @@ def test_nobody_takes_in_a_round_what_is_kept_for_its_head(snapshot: Snapshot) -
     order = [decision.job for decision in decide(snapshot)]
     behind = order[order.index(head.job) :]
 
-    after = carry_out(snapshot, decide(snapshot))
+    after = apply_decisions(snapshot, decide(snapshot))
 
     goes_on = [
         each
@@ -221,7 +222,7 @@ def test_nobody_takes_in_a_round_what_is_kept_for_its_head(snapshot: Snapshot) -
 
 
 @for_any(worlds(limits=LIMITED, quota=NO_QUOTA, simple=True))
-def test_the_head_starts_when_it_would_start_without_those_behind_it(snapshot: Snapshot) -> None:
+def test_jobs_behind_the_head_do_not_delay_it(snapshot: Snapshot) -> None:
     kept = taken(snapshot).head
     if kept is None:
         return
@@ -231,11 +232,11 @@ def test_the_head_starts_when_it_would_start_without_those_behind_it(snapshot: S
 
     lasts = to_their_limits(snapshot)
 
-    assert play(snapshot, lasts)[head.job] == play(ahead, lasts)[head.job]
+    assert simulate_starts(snapshot, lasts)[head.job] == simulate_starts(ahead, lasts)[head.job]
 
 
 @for_any(worlds(quota=NO_QUOTA, simple=True), st.data())
-def test_a_head_starts_when_promised_or_when_all_older_jobs_are_over(
+def test_a_head_starts_when_expected_or_when_all_older_jobs_are_over(
     snapshot: Snapshot, data: st.DataObject
 ) -> None:
     lasts = some_run_times(snapshot, data)
@@ -246,13 +247,14 @@ def test_a_head_starts_when_promised_or_when_all_older_jobs_are_over(
             latest[name] = min(at or over(now, lasts, before=name), latest.get(name, END_OF_TIME))
         return decide(now)
 
-    begun = play(snapshot, lasts, decide=deciding)
+    begun = simulate_starts(snapshot, lasts, decide=deciding)
 
     assert all(begun[name] <= at for name, at in latest.items())
 
 
+@pytest.mark.slow
 @for_any(worlds(simple=True), st.data())
-def test_who_waits_for_quota_has_it_when_all_older_jobs_of_the_queue_are_over(
+def test_a_job_that_waits_for_quota_starts_once_all_older_jobs_of_its_queue_ended(
     snapshot: Snapshot, data: st.DataObject
 ) -> None:
     roomy = snapshot.model_copy(
@@ -269,28 +271,30 @@ def test_who_waits_for_quota_has_it_when_all_older_jobs_of_the_queue_are_over(
             latest[request.job] = min(at, latest.get(request.job, END_OF_TIME))
         return decide(now)
 
-    begun = play(roomy, lasts, decide=deciding)
+    begun = simulate_starts(roomy, lasts, decide=deciding)
 
     assert all(begun[name] <= at for name, at in latest.items())
 
 
-@for_any(worlds() | contests())
-def test_nobody_waits_for_ever(snapshot: Snapshot) -> None:
-    """Whatever could run alone runs at some time, however others overtake and evict."""
+@pytest.mark.slow
+@for_any(worlds() | competing_teams())
+def test_no_job_waits_forever(snapshot: Snapshot) -> None:
+    """Every job that could run alone runs eventually, however others overtake and evict."""
     idle = snapshot.model_copy(update={"running": ()})
     can_run = {
         request.job for request in snapshot.pending if starts(idle.model_copy(update={"pending": (request,)}))
     }
     lasts = {name: minutes(5) for name in to_their_limits(snapshot)}
 
-    begun = play(snapshot, lasts)
+    begun = simulate_starts(snapshot, lasts)
 
     assert can_run <= begun.keys()
 
 
-@for_any(worlds(limits=LIMITED) | contests(limits=LIMITED))
+@pytest.mark.slow
+@for_any(worlds(limits=LIMITED) | competing_teams(limits=LIMITED))
 def test_the_expected_start_comes_true_when_jobs_run_to_their_limits(snapshot: Snapshot) -> None:
-    begun = play(snapshot, to_their_limits(snapshot))
+    begun = simulate_starts(snapshot, to_their_limits(snapshot))
 
     for request in snapshot.pending:
         assert expected_start(snapshot, request.job) == begun.get(request.job)

@@ -1,4 +1,4 @@
-"""What is a team's own stays its own, whatever the team has borrowed beside it."""
+"""The quota of a team stays available to it, whatever the team has borrowed beyond it."""
 
 from __future__ import annotations
 
@@ -9,14 +9,25 @@ import pytest
 from falaj.records.scheduling.snapshot import Evict, Queue, Quota, Reason, Request, Snapshot, Start, Wait
 from falaj.scheduling import decide, explain
 from falaj.scheduling.capacity.resources import requested_amount
-from workloads import carry_out, contests, for_any, job, let_go, node, started, with_pending, world, worlds
+from workloads import (
+    apply_decisions,
+    competing_teams,
+    for_any,
+    job,
+    node,
+    started,
+    stop_leaving_jobs,
+    with_pending,
+    world,
+    worlds,
+)
 
 TEAM = Queue(name="risk", quota=Quota(cpus=4), limit=Quota(cpus=8))
 OTHERS = Queue(name="fraud", quota=Quota(cpus=4), limit=Quota(cpus=8))
 
 
 def borrowed(*pending: Request, cpus: int = 16, team: Queue = TEAM, priority: int = 0) -> Snapshot:
-    """Risk runs one job of 6 CPUs, more than its own, and nothing else."""
+    """Return a cluster on which risk runs one job of 6 CPUs, more than its quota, and nothing else."""
     large = job("large", cpus=6, queue="risk", priority=priority, age=9)
     first = world(node("n1", cpus=cpus), queues=[team, OTHERS], pending=[large])
     return with_pending(started(first), *pending)
@@ -31,13 +42,13 @@ def evictions(snapshot: Snapshot) -> dict[str, tuple[str, str]]:
 
 
 @pytest.mark.parametrize("preemptible", [True, False])
-def test_what_a_team_has_borrowed_does_not_use_up_its_own(preemptible: bool) -> None:
+def test_borrowed_resources_do_not_use_up_the_quota(preemptible: bool) -> None:
     snapshot = borrowed(job("own", cpus=2, queue="risk", preemptible=preemptible))
 
     assert starts(snapshot) == {"own": False}
 
 
-def test_beyond_its_own_a_team_borrows() -> None:
+def test_a_team_borrows_beyond_its_quota() -> None:
     roomy = TEAM.model_copy(update={"limit": Quota(cpus=16)})
     snapshot = borrowed(
         job("own", cpus=3, queue="risk", age=2), job("more", cpus=2, queue="risk", age=1), team=roomy
@@ -46,7 +57,7 @@ def test_beyond_its_own_a_team_borrows() -> None:
     assert starts(snapshot) == {"own": False, "more": True}
 
 
-def test_its_own_comes_before_what_others_borrow() -> None:
+def test_own_quota_goes_before_borrowing_by_others() -> None:
     snapshot = borrowed(
         job("theirs", cpus=6, queue="fraud", age=9),
         job("own", cpus=2, queue="risk", preemptible=False),
@@ -56,19 +67,19 @@ def test_its_own_comes_before_what_others_borrow() -> None:
     assert starts(snapshot) == {"own": False}
 
 
-def test_what_a_team_has_borrowed_makes_room_for_what_may_not_borrow() -> None:
-    """The limit holds 8, of which 6 are borrowed."""
+def test_borrowers_are_evicted_for_jobs_that_may_not_borrow() -> None:
+    """The limit is 8, of which 6 are borrowed."""
     snapshot = borrowed(job("own", cpus=4, queue="risk", preemptible=False))
 
     assert evictions(snapshot) == {"large": ("own", "reclaim")}
-    assert starts(let_go(carry_out(snapshot, decide(snapshot)))) == {"own": False}
+    assert starts(stop_leaving_jobs(apply_decisions(snapshot, decide(snapshot)))) == {"own": False}
 
 
-def test_nobody_makes_room_for_an_equal_that_could_borrow_itself() -> None:
+def test_no_job_is_evicted_for_an_equal_that_could_borrow() -> None:
     assert decide(borrowed(job("own", cpus=4, queue="risk"))) == (Wait(job="own", reason=Reason.QUOTA),)
 
 
-def test_a_more_important_job_does_not_make_room_for_a_less_important_one_of_its_team() -> None:
+def test_a_higher_priority_job_is_not_evicted_for_a_lower_one_of_its_team() -> None:
     snapshot = borrowed(job("own", cpus=4, queue="risk", preemptible=False), priority=1)
 
     assert decide(snapshot) == (Wait(job="own", reason=Reason.QUOTA),)
@@ -77,8 +88,8 @@ def test_a_more_important_job_does_not_make_room_for_a_less_important_one_of_its
     )
 
 
-def test_a_team_that_holds_more_than_its_own_takes_nothing_from_others() -> None:
-    """Its own borrowed job leaves, although what fraud has borrowed is younger."""
+def test_a_team_above_its_quota_reclaims_nothing_from_others() -> None:
+    """Its own borrowing job is evicted, although the one of fraud is younger."""
     full = started(borrowed(job("theirs", cpus=6, queue="fraud"), cpus=12))
     stays = job("own", cpus=2, queue="risk", preemptible=False)
 
@@ -87,7 +98,7 @@ def test_a_team_that_holds_more_than_its_own_takes_nothing_from_others() -> None
     assert evictions(with_pending(full, stays.model_copy(update={"preemptible": True}))) == {}
 
 
-def test_a_team_takes_from_others_once_its_own_have_left() -> None:
+def test_a_team_reclaims_from_others_after_its_own_borrowers_left() -> None:
     """Both are needed: risk has 2 borrowed CPUs on the node, and is entitled to 4."""
     first = started(
         world(
@@ -108,10 +119,10 @@ def test_a_team_takes_from_others_once_its_own_have_left() -> None:
 
     assert {each.request.job: each.borrows for each in full.running} == {"risky": True, "theirs": True}
     assert evictions(snapshot).keys() == {"risky", "theirs"}
-    assert starts(let_go(carry_out(snapshot, decide(snapshot))))["own"] is False
+    assert starts(stop_leaving_jobs(apply_decisions(snapshot, decide(snapshot))))["own"] is False
 
 
-def test_an_equal_does_not_make_room_for_an_equal_while_the_team_is_within_its_own() -> None:
+def test_equal_priority_jobs_do_not_evict_each_other_within_quota() -> None:
     first = started(
         world(
             node("n1", cpus=6),
@@ -128,24 +139,25 @@ def test_an_equal_does_not_make_room_for_an_equal_while_the_team_is_within_its_o
     assert evictions(with_pending(full, job("own", cpus=2, queue="risk", preemptible=False))) == {}
 
 
-def test_a_used_up_quota_is_told_without_what_is_borrowed() -> None:
+def test_explanation_of_an_exhausted_quota_excludes_borrowed_resources() -> None:
     roomy = TEAM.model_copy(update={"limit": Quota(cpus=16)})
     busy = started(borrowed(job("first", cpus=3, queue="risk"), team=roomy))
 
-    told = explain(with_pending(busy, job("own", cpus=2, queue="risk", preemptible=False)), "own")
+    explanation = explain(with_pending(busy, job("own", cpus=2, queue="risk", preemptible=False)), "own")
 
-    assert told.words == (
+    assert explanation.words == (
         "the quota of queue risk is exhausted: 3 CPUs of 4 CPUs in use, 2 CPUs requested; "
         "a job that is not preemptible cannot borrow"
     )
 
 
-# ---------------------------------------------------------------------------------------------- in general
+# ---------------------------------------------------------------------------------------------- properties
 
 
-@for_any(worlds() | contests())
-def test_who_may_not_borrow_waits_for_quota_only_if_a_bound_leaves_no_room(snapshot: Snapshot) -> None:
-    """Alone in the queue; beside what does not borrow the quota is used up, or beside everything the limit."""
+@pytest.mark.slow
+@for_any(worlds() | competing_teams())
+def test_jobs_that_may_not_borrow_wait_for_quota_only_if_a_bound_is_used_up(snapshot: Snapshot) -> None:
+    """With that job alone in the queue, either the quota is used up by jobs that do not borrow, or the limit by all."""
     for request in snapshot.pending:
         alone = snapshot.model_copy(update={"pending": (request,)})
         answer = decide(alone)[-1]

@@ -1,4 +1,4 @@
-"""What no placement policy may ever do, whatever the nodes and the tasks; and what ours prefers."""
+"""Invariants of all placement policies, and the preferences of ours."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def whole(gpus: int, *, cpus: int = 0, memory: int = 0, models: frozenset[str] |
     return Demand(cpus_milli=cpus, memory_bytes=memory, gpus=gpus, gpu_models=models if gpus else None)
 
 
-# ------------------------------------------------------------------------------------------------ drawn
+# ------------------------------------------------------------------------------------------- properties
 
 some_models = st.sampled_from([None, None, frozenset({"T4"}), frozenset({"T4", "V100"}), frozenset({"A10"})])
 sizes = {"cpus": st.sampled_from([0, 500, 1000, 2500]), "memory": st.integers(0, 3), "models": some_models}
@@ -66,11 +66,11 @@ fleets = st.lists(
 ).map(lambda given: [node(f"n{i}", **each) for i, each in enumerate(given)])
 
 
-def place_all(make: Make, nodes: Sequence[Node], asked: Sequence[Demand]) -> list[GpuAssignment | None]:
+def place_all(make: Make, nodes: Sequence[Node], demands: Sequence[Demand]) -> list[GpuAssignment | None]:
     fleet = Fleet(nodes)
-    policy = make(fleet, Counter(asked))
+    policy = make(fleet, Counter(demands))
     found = []
-    for demand in asked:
+    for demand in demands:
         found.append(policy.choose(demand))
         if found[-1]:
             fleet.take(demand, found[-1])
@@ -78,7 +78,7 @@ def place_all(make: Make, nodes: Sequence[Node], asked: Sequence[Demand]) -> lis
 
 
 def possible(fleet: Fleet, demand: Demand) -> list[GpuAssignment]:
-    """Every place where the task fits, tried one by one."""
+    """Return every allocation where the task fits, tried one by one."""
     found = []
     for index, there in enumerate(fleet.nodes):
         if fleet.cpus[index] < demand.cpus_milli or fleet.memory[index] < demand.memory_bytes:
@@ -94,13 +94,11 @@ def possible(fleet: Fleet, demand: Demand) -> list[GpuAssignment]:
 
 
 @for_any(any_policy, fleets, tasks)
-def test_no_node_and_no_gpu_gives_more_than_it_has(
-    make: Make, nodes: list[Node], asked: list[Demand]
-) -> None:
+def test_no_node_and_no_gpu_is_overcommitted(make: Make, nodes: list[Node], demands: list[Demand]) -> None:
     cpus: Counter[int] = Counter()
     memory: Counter[int] = Counter()
     milli: Counter[tuple[int, int]] = Counter()
-    for demand, place in zip(asked, place_all(make, nodes, asked), strict=True):
+    for demand, place in zip(demands, place_all(make, nodes, demands), strict=True):
         if place:
             cpus[place.node] += demand.cpus_milli
             memory[place.node] += demand.memory_bytes
@@ -113,12 +111,12 @@ def test_no_node_and_no_gpu_gives_more_than_it_has(
 
 @for_any(any_policy, fleets, tasks)
 def test_a_task_goes_where_it_fits_and_waits_only_if_it_fits_nowhere(
-    make: Make, nodes: list[Node], asked: list[Demand]
+    make: Make, nodes: list[Node], demands: list[Demand]
 ) -> None:
     fleet = Fleet(nodes)
-    policy = make(fleet, Counter(asked))
+    policy = make(fleet, Counter(demands))
 
-    for demand in asked:
+    for demand in demands:
         there = possible(fleet, demand)
         chosen = policy.choose(demand)
         if chosen is None:
@@ -130,37 +128,37 @@ def test_a_task_goes_where_it_fits_and_waits_only_if_it_fits_nowhere(
 
 @for_any(any_policy, fleets, tasks, st.randoms())
 def test_the_same_choices_whatever_the_order_of_the_nodes(
-    make: Make, nodes: list[Node], asked: list[Demand], random: st.random.Random
+    make: Make, nodes: list[Node], demands: list[Demand], random: st.random.Random
 ) -> None:
     shuffled = random.sample(nodes, len(nodes))
 
-    assert place_all(make, shuffled, asked) == place_all(make, nodes, asked)
+    assert place_all(make, shuffled, demands) == place_all(make, nodes, demands)
 
 
 @for_any(any_policy, fleets, tasks)
-def test_choosing_changes_nothing(make: Make, nodes: list[Node], asked: list[Demand]) -> None:
+def test_choosing_changes_nothing(make: Make, nodes: list[Node], demands: list[Demand]) -> None:
     fleet = Fleet(nodes)
-    policy = make(fleet, Counter(asked))
+    policy = make(fleet, Counter(demands))
 
-    for demand in asked:
+    for demand in demands:
         assert policy.choose(demand) == policy.choose(demand)
 
     assert fleet.changes == 0
     assert np.array_equal(fleet.gpus, Fleet(nodes).gpus)
 
 
-# ------------------------------------------------------------------------------------------------- ours
+# ------------------------------------------------------------------------------------------- our policy
 
 
 @for_any(fleets, tasks, st.randoms())
-def test_what_ours_remembers_is_what_it_would_work_out_afresh(
-    nodes: list[Node], asked: list[Demand], random: st.random.Random
+def test_cached_scores_of_our_policy_equal_fresh_ones(
+    nodes: list[Node], demands: list[Demand], random: st.random.Random
 ) -> None:
-    fleet, workload = Fleet(nodes), Counter(asked)
+    fleet, workload = Fleet(nodes), Counter(demands)
     policy = LeastFragmentation(fleet, workload)
     running: list[tuple[Demand, GpuAssignment]] = []
 
-    for demand in asked:
+    for demand in demands:
         chosen = policy.choose(demand)
         assert chosen == LeastFragmentation(fleet, workload).choose(demand)
         if chosen:
@@ -177,7 +175,7 @@ gpu_tasks = st.builds(share, st.sampled_from([250, 400, 500, 750])) | st.builds(
 
 
 @for_any(in_use, gpu_tasks, st.lists(gpu_tasks, min_size=1, max_size=4))
-def test_ours_leaves_the_workload_the_most_that_one_step_can(
+def test_our_policy_is_optimal_for_a_single_step(
     used: list[list[int]], demand: Demand, workload: list[Demand]
 ) -> None:
     fleet = Fleet([node(f"n{i}", models=["T4"] * len(gpus)) for i, gpus in enumerate(used)])
@@ -225,7 +223,7 @@ def test_a_task_without_gpus_leaves_the_cpus_beside_free_gpus_to_others() -> Non
     assert policy.choose(whole(0, cpus=2000)) == GpuAssignment(1)
 
 
-def test_a_workload_that_never_asks_for_a_gpu() -> None:
+def test_a_workload_without_gpu_tasks_is_placed() -> None:
     fleet = Fleet([node("n1", cpus=1), node("n2", cpus=2)])
 
     assert LeastFragmentation(fleet, {whole(0): 1}).choose(whole(0, cpus=2000)) == GpuAssignment(1)
@@ -247,7 +245,7 @@ def test_a_workload_that_never_asks_for_a_gpu() -> None:
         (share(1, memory=9), GpuAssignment(0, (1,))),
     ],
 )
-def test_a_place_where_the_task_does_not_fit_is_refused(demand: Demand, place: GpuAssignment) -> None:
+def test_an_allocation_where_the_task_does_not_fit_is_refused(demand: Demand, place: GpuAssignment) -> None:
     fleet = Fleet([node("n1", models=["T4", "T4"]), node("n2", models=["T4", "T4", "T4"])])
     fleet.take(share(500), GpuAssignment(0, (0,)))
     before = fleet.gpus.copy()
@@ -259,7 +257,7 @@ def test_a_place_where_the_task_does_not_fit_is_refused(demand: Demand, place: G
 
 
 @pytest.mark.parametrize("place", [GpuAssignment(0, (1,)), GpuAssignment(1, (0,)), GpuAssignment(0, ())])
-def test_what_does_not_run_cannot_end(place: GpuAssignment) -> None:
+def test_ending_a_task_that_does_not_run_is_refused(place: GpuAssignment) -> None:
     fleet = Fleet([node("n1", models=["T4", "T4"]), node("n2", models=["T4"])])
     fleet.take(share(500), GpuAssignment(0, (0,)))
 

@@ -1,4 +1,4 @@
-"""Who makes room for whom, that it never goes round in a circle, and that nobody leaves for nothing."""
+"""Preemption: who is evicted for whom, that it terminates, and that no eviction is wasted."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any
 
+import pytest
 from hypothesis import strategies as st
 
 from falaj.records.scheduling.snapshot import (
@@ -24,14 +25,14 @@ from falaj.scheduling.capacity.resources import requested_amount
 from workloads import (
     GIB,
     QUEUES,
-    carry_out,
-    contests,
+    apply_decisions,
+    competing_teams,
+    entangled_teams,
     for_any,
     job,
-    let_go,
     node,
     started,
-    tangles,
+    stop_leaving_jobs,
     with_pending,
     world,
     worlds,
@@ -54,16 +55,16 @@ def starts(snapshot: Snapshot) -> list[str]:
     return [decision.job for decision in decide(snapshot) if isinstance(decision, Start)]
 
 
-# ---------------------------------------------------------------------------------------------- by example
+# ------------------------------------------------------------------------------------------------ examples
 
 
 def lent(*pending: Request, borrowers: int = 4) -> Snapshot:
-    """All 8 CPUs are held by fraud, two by each job: half of them belong to risk."""
+    """Return a cluster whose 8 CPUs are held by fraud, two by each job; half of them belong to risk."""
     full = [job(f"fraud-{i}", cpus=2, queue="fraud", age=9 - i) for i in range(borrowers)]
     return with_pending(started(world(node("n1", cpus=8), queues=TEAMS, pending=full)), *pending)
 
 
-def test_a_queue_gets_back_its_quota_from_those_that_borrow_it() -> None:
+def test_a_queue_reclaims_its_quota_from_borrowers() -> None:
     snapshot = lent(job("ours", cpus=2, queue="risk"))
 
     assert [each.borrows for each in snapshot.running] == [False, False, True, True]
@@ -72,33 +73,35 @@ def test_a_queue_gets_back_its_quota_from_those_that_borrow_it() -> None:
     assert waits == [Wait(job="ours", reason=Reason.PREEMPTING)]
 
 
-def test_nobody_is_evicted_for_a_job_that_would_borrow() -> None:
+def test_no_job_is_evicted_for_a_job_that_would_borrow() -> None:
     assert evictions(lent(job("ours", cpus=6, queue="risk"))) == {}
 
 
-def test_nobody_within_its_quota_is_evicted_for_another_queue() -> None:
+def test_no_job_within_its_quota_is_evicted_for_another_queue() -> None:
     snapshot = lent(job("first", cpus=2, queue="risk", age=2), job("second", cpus=2, queue="risk", age=1))
-    third = with_pending(let_go(carry_out(snapshot, decide(snapshot))), job("third", cpus=2, queue="risk"))
+    third = with_pending(
+        stop_leaving_jobs(apply_decisions(snapshot, decide(snapshot))), job("third", cpus=2, queue="risk")
+    )
 
     assert evictions(snapshot) == {"fraud-3": ("first", "reclaim"), "fraud-2": ("second", "reclaim")}
     assert starts(third) == ["first", "second"]
     assert evictions(started(third)) == {}
 
 
-def test_what_somebody_leaves_is_promised() -> None:
-    told = lent(job("ours", cpus=2, queue="risk"))
-    told = carry_out(told, decide(told))
-    left = let_go(with_pending(told, job("urgent", cpus=2, queue="fraud", priority=9, age=99)))
+def test_resources_of_leaving_jobs_are_reserved_for_the_claim() -> None:
+    snapshot = lent(job("ours", cpus=2, queue="risk"))
+    snapshot = apply_decisions(snapshot, decide(snapshot))
+    left = stop_leaving_jobs(with_pending(snapshot, job("urgent", cpus=2, queue="fraud", priority=9, age=99)))
 
     assert starts(left) == ["ours"]
 
 
-def test_nobody_takes_what_is_free_already_of_a_promised_place() -> None:
+def test_no_job_takes_the_free_part_of_a_claimed_allocation() -> None:
     busy = started(world(node("n1", cpus=4), pending=[job("runs", cpus=2)]))
-    told = with_pending(busy, job("urgent", cpus=4, priority=1), job("small", cpus=2, limit=1))
+    claimed = with_pending(busy, job("urgent", cpus=4, priority=1), job("small", cpus=2, limit=1))
     waits = {"urgent": Reason.PREEMPTING, "small": Reason.RESERVED}
 
-    for snapshot in (told, carry_out(told, decide(told))):
+    for snapshot in (claimed, apply_decisions(claimed, decide(claimed))):
         answers = [decision for decision in decide(snapshot) if isinstance(decision, Wait)]
         assert {answer.job: answer.reason for answer in answers} == waits
 
@@ -121,7 +124,7 @@ def test_a_job_of_another_queue_is_not_evicted_for_its_priority() -> None:
     assert evictions(with_pending(busy, job("urgent", cpus=2, queue="risk", priority=9))) == {}
 
 
-def test_nobody_leaves_in_vain() -> None:
+def test_no_job_is_evicted_without_need() -> None:
     running = [job("small", cpus=1, age=1), job("large", cpus=3, age=2), job("other", cpus=4, age=3)]
     nodes = node("n1", cpus=4), node("n2", cpus=4, jurisdiction="DE")
     busy = started(world(*nodes, pending=running))
@@ -134,14 +137,14 @@ def test_nobody_leaves_in_vain() -> None:
     assert evictions(with_pending(busy, job("huge", cpus=5, priority=1))) == {}
 
 
-def test_what_is_not_preemptible_stays() -> None:
+def test_jobs_that_are_not_preemptible_stay() -> None:
     busy = started(world(node("n1", cpus=4), pending=[job("stays", cpus=4, preemptible=False)]))
 
     assert evictions(with_pending(busy, job("urgent", cpus=4, priority=9))) == {}
 
 
-def test_equals_that_borrow_do_not_chase_each_other() -> None:
-    """Either queue is over in what the other asks for, and within its quota in what it asks for itself."""
+def test_equal_borrowers_do_not_evict_each_other() -> None:
+    """Either queue is above its quota in what the other requests, and within it in its own request."""
     memory, gpus = Quota(cpus=9, gpus=0, memory_bytes=9 * GIB), Quota(cpus=9, gpus=9, memory_bytes=0)
     queues = [
         Queue(name="org", quota=Quota(cpus=0), limit=Quota()),
@@ -158,7 +161,7 @@ def test_equals_that_borrow_do_not_chase_each_other() -> None:
     assert evictions(snapshot) == {}
 
 
-def test_a_claim_that_can_no_longer_be_honoured_evicts_nobody_again() -> None:
+def test_a_claim_that_can_no_longer_be_met_evicts_no_more_jobs() -> None:
     busy = started(world(node("n1", cpus=4), node("n2", cpus=2), pending=[job("runs", cpus=2)]))
     claim = job("claim", cpus=4, priority=9, claim=True)
     lost = with_pending(busy.model_copy(update={"nodes": (node("n2", cpus=2),)}), claim)
@@ -166,7 +169,7 @@ def test_a_claim_that_can_no_longer_be_honoured_evicts_nobody_again() -> None:
     assert decide(lost) == (Wait(job="claim", reason=Reason.TOO_LARGE),)
 
 
-# ---------------------------------------------------------------------------------------------- in general
+# ---------------------------------------------------------------------------------------------- properties
 
 
 def key(request: Request, borrows: bool) -> tuple[int, int]:
@@ -177,18 +180,18 @@ def keys_of(running: Iterable[RunningJob]) -> Keys:
     return sorted((key(each.request, each.borrows) for each in running), reverse=True)
 
 
-@for_any(worlds() | contests() | tangles(), st.data())
-def test_evictions_come_to_an_end_and_what_runs_weighs_more_each_time(
+@for_any(worlds() | competing_teams() | entangled_teams(), st.data())
+def test_evictions_terminate_and_raise_the_rank_of_running_jobs(
     snapshot: Snapshot, data: st.DataObject
 ) -> None:
-    """Nothing ends by itself: the set is static. Compared in the order of Dershowitz and Manna, largest first."""
+    """No job ends by itself; compared in the multiset order of Dershowitz and Manna, largest first."""
     weights = [keys_of(snapshot.running)]
     for _ in range(100):
         decisions = decide(snapshot)
-        snapshot = carry_out(snapshot, decisions)
+        snapshot = apply_decisions(snapshot, decisions)
         if any(each.leaving for each in snapshot.running):
             if data.draw(st.booleans()):
-                snapshot = let_go(snapshot)
+                snapshot = stop_leaving_jobs(snapshot)
             continue
         if any(request.claim for request in snapshot.pending):
             continue
@@ -202,39 +205,39 @@ def test_evictions_come_to_an_end_and_what_runs_weighs_more_each_time(
     assert all(before < later for before, later in pairwise(weights))
 
 
-@for_any(worlds() | contests() | tangles())
-def test_an_eviction_weighs_more_than_each_of_its_victims(snapshot: Snapshot) -> None:
+@pytest.mark.slow
+@for_any(worlds() | competing_teams() | entangled_teams())
+def test_the_winner_of_an_eviction_ranks_above_each_victim(snapshot: Snapshot) -> None:
     running = {each.request.job: each for each in snapshot.running}
-    told = [decision for decision in decide(snapshot) if isinstance(decision, Evict)]
+    evictions_made = [decision for decision in decide(snapshot) if isinstance(decision, Evict)]
 
-    after = let_go(carry_out(snapshot, decide(snapshot)))
-    begun = {each.request.job: each for each in carry_out(after, decide(after)).running}
+    after = stop_leaving_jobs(apply_decisions(snapshot, decide(snapshot)))
+    begun = {each.request.job: each for each in apply_decisions(after, decide(after)).running}
 
-    for decision in told:
+    for decision in evictions_made:
         victim, winner = running[decision.job], begun[decision.by]
         assert key(winner.request, winner.borrows) > key(victim.request, victim.borrows)
 
 
-@for_any(worlds() | contests() | tangles(), st.data())
-def test_every_claim_is_honoured_whoever_comes_while_the_others_leave(
-    snapshot: Snapshot, data: st.DataObject
-) -> None:
-    """They leave one by one, and small jobs come that would like what is free already."""
+@pytest.mark.slow
+@for_any(worlds() | competing_teams() | entangled_teams(), st.data())
+def test_every_claim_is_met_despite_arrivals_during_eviction(snapshot: Snapshot, data: st.DataObject) -> None:
+    """Victims leave one by one, while small jobs arrive that would fit in what is free already."""
     for _ in range(2):
-        snapshot = carry_out(snapshot, decide(snapshot))
+        snapshot = apply_decisions(snapshot, decide(snapshot))
     claims = {request.job for request in snapshot.pending if request.claim}
 
     for step in range(100):
         leaving = sorted(each.request.job for each in snapshot.running if each.leaving)
         if not leaving:
             break
-        one = one_gone(snapshot, data.draw(st.sampled_from(leaving)))
+        one = after_one_left(snapshot, data.draw(st.sampled_from(leaving)))
         comes = [
             job(f"new-{step}-{i}", queue=queue, priority=priority, age=9)
             for i, (queue, priority) in enumerate(data.draw(arrivals))
         ]
         claims |= {request.job for request in one.pending if request.claim}
-        after = carry_out(with_pending(one, *comes), decide(with_pending(one, *comes)))
+        after = apply_decisions(with_pending(one, *comes), decide(with_pending(one, *comes)))
         snapshot = after
 
     assert claims <= {each.request.job for each in snapshot.running}
@@ -243,23 +246,24 @@ def test_every_claim_is_honoured_whoever_comes_while_the_others_leave(
 arrivals = st.lists(st.tuples(st.sampled_from(QUEUES), st.sampled_from([0, 0, 1])), max_size=2)
 
 
-def one_gone(snapshot: Snapshot, name: str) -> Snapshot:
+def after_one_left(snapshot: Snapshot, name: str) -> Snapshot:
     gone = tuple(each.request for each in snapshot.running if each.request.job == name)
     left = tuple(each for each in snapshot.running if each.request.job != name)
     update: dict[str, Any] = {"running": left, "pending": (*snapshot.pending, *gone)}
     return snapshot.model_copy(update=update)
 
 
+@pytest.mark.slow
 @for_any(st.lists(st.integers(1, 3), min_size=2, max_size=6), st.integers(2, 12), st.randoms())
-def test_nobody_takes_a_piece_of_what_is_promised(
-    sizes: list[int], wish: int, random: st.random.Random
+def test_no_job_takes_part_of_a_claimed_allocation(
+    sizes: list[int], requested: int, random: st.random.Random
 ) -> None:
-    """Several leave for one job, in any order, and after each of them jobs come that would fit in what it left."""
+    """Several victims leave for one job, in any order; after each, jobs arrive that would fit in what it left."""
     running = [job(f"runs-{i}", cpus=size, age=9) for i, size in enumerate(sizes)]
     queues = [Queue(name="default"), Queue(name="risk")]
     full = started(world(node("n1", cpus=sum(sizes)), queues=queues, pending=running))
-    snapshot = with_pending(full, job("urgent", cpus=min(wish, sum(sizes)), priority=1))
-    snapshot = carry_out(snapshot, decide(snapshot))
+    snapshot = with_pending(full, job("urgent", cpus=min(requested, sum(sizes)), priority=1))
+    snapshot = apply_decisions(snapshot, decide(snapshot))
     leaving = [each.request.job for each in snapshot.running if each.leaving]
     random.shuffle(leaving)
 
@@ -268,14 +272,15 @@ def test_nobody_takes_a_piece_of_what_is_promised(
             job(f"{queue}-{step}", queue=queue, age=99, limit=limit)
             for queue, limit in (("default", 1), ("risk", None))
         ]
-        snapshot = with_pending(one_gone(snapshot, name), *comes)
-        snapshot = carry_out(snapshot, decide(snapshot))
+        snapshot = with_pending(after_one_left(snapshot, name), *comes)
+        snapshot = apply_decisions(snapshot, decide(snapshot))
 
     assert "urgent" in {each.request.job for each in snapshot.running}
 
 
-@for_any(worlds() | contests() | tangles())
-def test_only_what_borrows_from_a_branch_over_its_quota_is_reclaimed(snapshot: Snapshot) -> None:
+@pytest.mark.slow
+@for_any(worlds() | competing_teams() | entangled_teams())
+def test_only_borrowers_from_a_branch_over_its_quota_are_evicted(snapshot: Snapshot) -> None:
     queues = {queue.name: queue for queue in snapshot.queues}
     running = {each.request.job: each for each in snapshot.running}
 

@@ -1,10 +1,11 @@
-"""What no decision may ever do, whatever the cluster, the queues and the jobs."""
+"""Invariants of all decisions, for any cluster, queues and jobs."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import strategies as st
 
 from falaj.records.scheduling.snapshot import (
@@ -25,15 +26,16 @@ from falaj.scheduling.capacity.free_capacity import FreeCapacity
 from falaj.scheduling.capacity.resources import requested_amount
 from falaj.scheduling.decision.scheduling_round import MOMENT
 from falaj.scheduling.placement.gang_placement import place_gang
-from workloads import QUEUES, carry_out, contests, for_any, jobs, nodes, world, worlds
+from workloads import QUEUES, apply_decisions, competing_teams, for_any, jobs, nodes, world, worlds
 
 
 def running_then(snapshot: Snapshot) -> tuple[RunningJob, ...]:
-    return carry_out(snapshot, decide(snapshot)).running
+    return apply_decisions(snapshot, decide(snapshot)).running
 
 
-@for_any(worlds() | contests())
-def test_no_node_holds_more_than_it_has(snapshot: Snapshot) -> None:
+@pytest.mark.slow
+@for_any(worlds() | competing_teams())
+def test_no_node_is_overcommitted(snapshot: Snapshot) -> None:
     cpus: Counter[str] = Counter()
     memory: Counter[str] = Counter()
     for running in running_then(snapshot):
@@ -47,8 +49,9 @@ def test_no_node_holds_more_than_it_has(snapshot: Snapshot) -> None:
     assert all(size <= there[name].memory_bytes for name, size in memory.items())
 
 
-@for_any(worlds() | contests())
-def test_no_gpu_is_given_away_twice_neither_its_time_nor_its_memory(snapshot: Snapshot) -> None:
+@pytest.mark.slow
+@for_any(worlds() | competing_teams())
+def test_no_gpu_is_overcommitted_in_compute_or_memory(snapshot: Snapshot) -> None:
     cards = {(node.name, gpu.id): gpu for node in snapshot.nodes for gpu in node.gpus}
     milli: Counter[tuple[str, str]] = Counter()
     memory: Counter[tuple[str, str]] = Counter()
@@ -64,7 +67,8 @@ def test_no_gpu_is_given_away_twice_neither_its_time_nor_its_memory(snapshot: Sn
     assert all(held <= cards[card].memory_bytes for card, held in memory.items())
 
 
-@for_any(worlds() | contests())
+@pytest.mark.slow
+@for_any(worlds() | competing_teams())
 def test_the_gpus_of_a_replica_are_of_the_kind_that_it_asked_for(snapshot: Snapshot) -> None:
     there = {node.name: node for node in snapshot.nodes}
     for running in running_then(snapshot):
@@ -77,27 +81,28 @@ def test_the_gpus_of_a_replica_are_of_the_kind_that_it_asked_for(snapshot: Snaps
                 assert each.gpu_milli == WHOLE_GPU or node.shares
 
 
-@for_any(worlds() | contests())
+@pytest.mark.slow
+@for_any(worlds() | competing_teams())
 def test_a_gang_starts_whole_or_not_at_all(snapshot: Snapshot) -> None:
-    asked = {request.job: request for request in snapshot.pending}
+    requests = {request.job: request for request in snapshot.pending}
 
     for decision in decide(snapshot):
         if isinstance(decision, Start):
-            request = asked[decision.job]
+            request = requests[decision.job]
             assert [placement.replica for placement in decision.placements] == list(range(request.replicas))
             assert {len(placement.gpus) for placement in decision.placements} == {request.each.gpus}
 
 
-@for_any(worlds() | contests())
+@for_any(worlds() | competing_teams())
 def test_no_queue_holds_more_than_its_limit_nor_lends_out_its_quota_for_good(snapshot: Snapshot) -> None:
     parents = {queue.name: queue.parent for queue in snapshot.queues}
     used: Counter[tuple[str, str]] = Counter()
     lasting: Counter[tuple[str, str]] = Counter()
     for running in running_then(snapshot):
-        asked = dict(zip(("cpus", "gpus", "memory_bytes"), requested_amount(running.request), strict=True))
+        amounts = dict(zip(("cpus", "gpus", "memory_bytes"), requested_amount(running.request), strict=True))
         queue: str | None = running.request.queue
         while queue is not None:
-            for resource, amount in asked.items():
+            for resource, amount in amounts.items():
                 used[queue, resource] += amount
                 lasting[queue, resource] += 0 if running.borrows else amount
             queue = parents[queue]
@@ -110,8 +115,9 @@ def test_no_queue_holds_more_than_its_limit_nor_lends_out_its_quota_for_good(sna
             assert own is None or lasting[each.name, resource] <= own * unit
 
 
-@for_any(worlds() | contests())
-def test_no_job_lands_where_its_label_or_its_affinity_forbids(snapshot: Snapshot) -> None:
+@pytest.mark.slow
+@for_any(worlds() | competing_teams())
+def test_no_job_is_placed_against_its_label_or_affinity(snapshot: Snapshot) -> None:
     there = {node.name: node for node in snapshot.nodes}
 
     for running in running_then(snapshot):
@@ -129,8 +135,9 @@ def same_fabric(on: list) -> bool:  # type: ignore[type-arg]
     return len({node.fabric for node in on}) == 1 and on[0].fabric is not None
 
 
-@for_any(worlds() | contests())
-def test_nobody_starts_beside_those_that_it_keeps_away_from(snapshot: Snapshot) -> None:
+@pytest.mark.slow
+@for_any(worlds() | competing_teams())
+def test_anti_affinity_is_respected(snapshot: Snapshot) -> None:
     after = running_then(snapshot)
     loud = {place.node for each in after if each.request.group == "loud" for place in each.placements}
 
@@ -139,7 +146,7 @@ def test_nobody_starts_beside_those_that_it_keeps_away_from(snapshot: Snapshot) 
             assert not loud & {place.node for place in running.placements}
 
 
-@for_any(worlds() | contests())
+@for_any(worlds() | competing_teams())
 def test_a_job_that_is_not_preemptible_never_borrows_and_is_never_evicted(snapshot: Snapshot) -> None:
     stays = {each.request.job for each in snapshot.running if not each.request.preemptible}
     stays |= {request.job for request in snapshot.pending if not request.preemptible}
@@ -149,7 +156,7 @@ def test_a_job_that_is_not_preemptible_never_borrows_and_is_never_evicted(snapsh
         assert not (isinstance(decision, Evict) and decision.job in stays)
 
 
-@for_any(worlds() | contests(), st.randoms())
+@for_any(worlds() | competing_teams(), st.randoms())
 def test_the_order_of_the_input_changes_nothing(snapshot: Snapshot, random: st.random.Random) -> None:
     parts = {name: list(getattr(snapshot, name)) for name in ("nodes", "queues", "pending", "running")}
     for part in parts.values():
@@ -159,25 +166,27 @@ def test_the_order_of_the_input_changes_nothing(snapshot: Snapshot, random: st.r
     assert decide(shuffled) == decide(snapshot)
 
 
-@for_any(worlds() | contests())
-def test_every_pending_job_gets_one_answer(snapshot: Snapshot) -> None:
+@pytest.mark.slow
+@for_any(worlds() | competing_teams())
+def test_every_pending_job_gets_one_decision(snapshot: Snapshot) -> None:
     answered = [decision.job for decision in decide(snapshot) if not isinstance(decision, Evict)]
 
     assert sorted(answered) == sorted(request.job for request in snapshot.pending)
 
 
-@for_any(worlds() | contests())
-def test_deciding_again_starts_nobody_else(snapshot: Snapshot) -> None:
+@pytest.mark.slow
+@for_any(worlds() | competing_teams())
+def test_deciding_again_starts_no_other_job(snapshot: Snapshot) -> None:
     decisions = decide(snapshot)
-    after = one_after_the_other(carry_out(snapshot, decisions), decisions)
+    after = one_after_the_other(apply_decisions(snapshot, decisions), decisions)
 
-    # Those may start now for which others were told to leave, where there is room for both until they are gone.
+    # A claimant may start before its victims are gone, where both fit.
     claims = {request.job for request in after.pending if request.claim}
     assert not [each for each in decide(after) if isinstance(each, Start) and each.job not in claims]
 
 
 def one_after_the_other(snapshot: Snapshot, decisions: Sequence[Decision]) -> Snapshot:
-    """Who started with these decisions did so in their order, as the keeper starts them."""
+    """Check that jobs started by these decisions did so in their order, as the reconciler starts them."""
     order = [decision.job for decision in decisions if isinstance(decision, Start)]
     moments = {job: snapshot.now + (place + 1) * MOMENT for place, job in enumerate(order)}
     running = tuple(
@@ -187,17 +196,18 @@ def one_after_the_other(snapshot: Snapshot, decisions: Sequence[Decision]) -> Sn
     return snapshot.model_copy(update={"running": running})
 
 
-@for_any(worlds() | contests())
-def test_nobody_waits_for_capacity_that_is_free(snapshot: Snapshot) -> None:
+@pytest.mark.slow
+@for_any(worlds() | competing_teams())
+def test_no_job_waits_for_free_capacity(snapshot: Snapshot) -> None:
     decisions = decide(snapshot)
-    after = carry_out(snapshot, decisions)
+    after = apply_decisions(snapshot, decisions)
     cluster = Cluster(snapshot.nodes, after.running)
     capacity_now = FreeCapacity(cluster, [cluster.held_by(each) for each in after.running])
-    asked = {request.job: request for request in snapshot.pending}
+    requests = {request.job: request for request in snapshot.pending}
 
     for decision in decisions:
         if isinstance(decision, Wait) and decision.reason is Reason.CAPACITY:
-            request = asked[decision.job]
+            request = requests[decision.job]
             assert place_gang(request, capacity_now.unallocated, cluster.permitted(request), cluster) is None
 
 
@@ -207,18 +217,19 @@ def test_a_job_that_fits_alone_starts_when_all_is_idle(cluster: list, only: list
 
     for request in only:
         each = request.each
-        room = 0
+        fitting = 0
         for node in cluster:
             counts = [node.cpus // each.cpus]
             cards = sum(gpu.profile is None for gpu in node.gpus)
             counts += [cards // each.gpus] if each.gpus else []
             counts += [node.memory_bytes // each.memory_bytes] if each.memory_bytes else []
-            room += min(counts) if request.label.permits(node.jurisdiction) else 0
+            fitting += min(counts) if request.label.permits(node.jurisdiction) else 0
         (decision,) = decide(snapshot)
-        assert isinstance(decision, Start) is (room >= request.replicas)
+        assert isinstance(decision, Start) is (fitting >= request.replicas)
 
 
-@for_any(worlds() | contests())
+@pytest.mark.slow
+@for_any(worlds() | competing_teams())
 def test_an_idle_cluster_starts_the_first_job_that_can_run_at_all(snapshot: Snapshot) -> None:
     idle = snapshot.model_copy(update={"running": ()})
 

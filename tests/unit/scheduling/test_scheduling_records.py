@@ -1,4 +1,4 @@
-"""The queue's records refuse what cannot be, and travel as JSON."""
+"""The records of scheduling refuse impossible values, and round-trip through JSON."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from workloads import NOON, for_any, job, node, started, with_pending, world, wo
 
 
 @for_any(worlds(most=4))
-def test_a_snapshot_and_its_decisions_survive_the_wire(snapshot: Snapshot) -> None:
+def test_a_snapshot_and_its_decisions_round_trip_through_json(snapshot: Snapshot) -> None:
     decisions = TypeAdapter(tuple[Decision, ...])
 
     assert Snapshot.model_validate_json(snapshot.model_dump_json()) == snapshot
@@ -34,7 +34,7 @@ def test_a_time_without_a_zone_is_refused() -> None:
         Request.model_validate({"job": "j", "submitted_at": datetime(2026, 3, 1)})  # noqa: DTZ001
 
 
-def test_nothing_stands_twice_in_a_snapshot() -> None:
+def test_duplicates_in_a_snapshot_are_refused() -> None:
     with pytest.raises(ValidationError, match="node n1 stands twice"):
         world(node("n1"), node("n1"))
     busy = started(world(node("n1"), pending=[job("j")]))

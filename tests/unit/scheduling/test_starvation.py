@@ -1,7 +1,8 @@
-"""Nobody waits for ever across queues, however many jobs of others keep coming."""
+"""No job waits forever across queues, however many jobs of others keep coming."""
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,18 +14,18 @@ from simulator_fixtures import machine, minutes, past, team, world_of
 from workloads import job, node, started, with_pending, world
 
 LATE, STREAM = 60, 720
-"""Minutes: when the one job comes, and how long others do."""
+"""Minutes: when the single job comes, and how long the stream of others lasts."""
 
 HALF_LIFE = minutes(60)
 STREAMS = ("cards", "fraud")
 
 Kind = tuple[int, int]
 kinds = st.lists(st.tuples(st.integers(1, 4), st.integers(5, 30)), min_size=1, max_size=3)
-"""Of the jobs of a stream: their GPUs and minutes, in turn."""
+"""GPUs and minutes of the jobs of a stream, in turn."""
 
 
 def stream(queue: str, kinds: list[Kind], *, gpus: int) -> list[PastJob]:
-    """As much as so many GPUs can do; how long the jobs last nobody knows beforehand."""
+    """Return jobs that keep that many GPUs busy, with unknown durations."""
     work = sum(min(size, gpus) * lasts for size, lasts in kinds)
     rounds = STREAM * gpus // work + 1
     return [
@@ -42,9 +43,10 @@ def crowd(first: list[Kind], second: list[Kind], *, gpus: int) -> list[PastJob]:
     return stream("cards", first, gpus=gpus) + stream("fraud", second, gpus=gpus)
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(kinds, kinds, st.integers(1, 4), st.sampled_from(["above-all", "risk"]), st.data())
-def test_a_team_that_has_had_nothing_waits_no_longer_than_the_longest_job_that_runs(
+def test_a_team_without_past_usage_waits_at_most_for_the_longest_running_job(
     first: list[Kind], second: list[Kind], cards: int, queue: str, data: st.DataObject
 ) -> None:
     size = data.draw(st.integers(1, 2 * cards), label="GPUs asked for")
@@ -60,9 +62,10 @@ def test_a_team_that_has_had_nothing_waits_no_longer_than_the_longest_job_that_r
     assert found.wait <= minutes(max(lasts for _, lasts in first + second))
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @given(kinds, kinds, st.integers(1, 6), st.floats(0, 1))
-def test_a_team_that_has_had_much_waits_until_its_past_has_faded(
+def test_a_team_with_high_past_usage_waits_until_it_has_decayed(
     first: list[Kind], second: list[Kind], cards: int, history: float
 ) -> None:
     queues = [*map(team, STREAMS), team("risk", history=history)]
@@ -75,13 +78,13 @@ def test_a_team_that_has_had_much_waits_until_its_past_has_faded(
     assert found.wait <= 8 * HALF_LIFE
 
 
-# --------------------------------------------------------------------------------------------- those that borrow
+# ----------------------------------------------------------------------------------------------------- borrowers
 
 BORROWS = Quota(gpus=9)
 LENDING = [team("owner", 5), team("large", 0, limit=BORROWS), team("small", 0, limit=BORROWS)]
 
 
-def test_who_borrows_goes_on_beside_a_job_that_the_owners_keep_out() -> None:
+def test_borrowers_continue_beside_a_job_that_the_owners_keep_waiting() -> None:
     owners = [past(f"owner-{i:03}", 0, 30 + i % 7, queue="owner") for i in range(100)]
     small = [past(f"small-{i:03}", 61 + i, 30, queue="small") for i in range(10)]
     large = past("large", LATE, 30, gpus=9, queue="large")
@@ -97,21 +100,21 @@ def test_who_borrows_goes_on_beside_a_job_that_the_owners_keep_out() -> None:
 
 
 def lent(*, owners_wait: bool) -> dict[str, Reason | None]:
-    """Why those wait that borrow, while the owner's five jobs run."""
+    """Return why the borrowing jobs wait, while the owner's five jobs run."""
     queues = [Queue(name="owner", quota=Quota(gpus=5)), *LENDING[1:]]
     owners = [job(f"owner-{i}", gpus=1, queue="owner", age=9) for i in range(5)]
     busy = started(world(node("n1", cpus=32, gpus=9), queues=queues, pending=owners))
     next_one = [job("owner-next", gpus=1, queue="owner", age=8)] if owners_wait else []
-    asked = [job("large", gpus=9, queue="large", age=5), job("small", gpus=1, queue="small", age=1)]
+    borrowers = [job("large", gpus=9, queue="large", age=5), job("small", gpus=1, queue="small", age=1)]
 
-    decisions = decide(with_pending(busy, *next_one, *asked))
+    decisions = decide(with_pending(busy, *next_one, *borrowers))
 
     return {each.job: each.reason if isinstance(each, Wait) else None for each in decisions}
 
 
-def test_no_place_is_kept_for_a_borrower_of_what_its_owners_take_again() -> None:
+def test_no_reservation_is_made_for_a_borrower_when_owners_reuse_their_quota() -> None:
     assert lent(owners_wait=True) == {"owner-next": Reason.QUOTA, "large": Reason.CAPACITY, "small": None}
 
 
-def test_a_place_is_kept_for_a_borrower_of_what_its_owners_will_leave() -> None:
+def test_resources_are_reserved_for_a_borrower_when_owners_will_release_them() -> None:
     assert lent(owners_wait=False) == {"large": Reason.CAPACITY, "small": Reason.RESERVED}

@@ -1,4 +1,4 @@
-"""The platform in this process: who owns the home, long work without a server, and what is public."""
+"""The platform in this process: the lock of the home, workflows without a server, and the public names."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ def _own_config_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FALAJ_CONFIG_DIR", str(tmp_path / "config"))
 
 
-def test_long_work_is_done_without_a_server(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_workflows_run_without_a_server(tmp_path: Path) -> None:
     with fj.open(tmp_path / "home") as platform:
         platform.put("original", b"bytes")
 
@@ -30,18 +31,20 @@ def test_long_work_is_done_without_a_server(tmp_path: Path) -> None:
         assert platform.get("twin") == b"bytes"
 
 
-def test_work_that_was_not_finished_goes_on_at_the_next_opening(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_unfinished_workflows_continue_at_the_next_opening(tmp_path: Path) -> None:
     with fj.open(tmp_path / "home") as platform:
         platform.put("original", b"bytes")
-        asked = platform.blobs.copy("original", "local", name="twin")
+        work = platform.blobs.copy("original", "local", name="twin")
 
     with fj.open(tmp_path / "home") as platform:
-        *_, last = platform.workflows.watch(asked.id)
+        *_, last = platform.workflows.watch(work.id)
 
         assert last.state is WorkflowState.DONE
 
 
-def test_a_controller_that_breaks_off_is_begun_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.slow
+def test_a_failed_controller_is_restarted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real, faults = drivers.open_workflows, [OSError("the disk is away for a moment")]
 
     def open_workflows(*args: Any) -> Any:
@@ -58,6 +61,7 @@ def test_a_controller_that_breaks_off_is_begun_again(tmp_path: Path, monkeypatch
         assert last.state is WorkflowState.DONE
 
 
+@pytest.mark.slow
 def test_a_lease_that_was_not_renewed_in_time_does_not_end_the_users_process(tmp_path: Path) -> None:
     script = """
 import falaj as fj
@@ -90,6 +94,7 @@ def test_a_home_is_opened_once(tmp_path: Path) -> None:
     fj.open(tmp_path / "home").close()
 
 
+@pytest.mark.slow
 def test_another_process_may_open_it_after_this_one_was_killed(tmp_path: Path) -> None:
     script = (
         "import falaj as fj, os; p = fj.open('home'); p.workspaces.create('kept'); os.kill(os.getpid(), 9)"
@@ -101,7 +106,7 @@ def test_another_process_may_open_it_after_this_one_was_killed(tmp_path: Path) -
         assert platform.audit.key().ed25519
 
 
-def test_the_public_names() -> None:
+def test_public_names_are_pinned() -> None:
     assert fj.__all__ == [
         "STOP",
         "Aggregation",

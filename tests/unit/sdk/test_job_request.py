@@ -1,4 +1,4 @@
-"""Jobs as people ask for them: every spelling, every fault at once, and where it was given."""
+"""Job requests: every spelling, and all faults at once with their fields."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def spec(**given: Any) -> JobSpec:
 
 
 def faults(**given: Any) -> dict[str, str]:
-    """What is allowed instead, by where the fault is."""
+    """Return what is allowed instead, by the field of the fault."""
     with pytest.raises(InvalidInput) as refused:
         spec(**given)
     return {fault.where: fault.allowed or "" for fault in refused.value.faults}
@@ -75,7 +75,7 @@ def test_a_field_is_read_as_people_write_it(given: dict[str, Any], field: str, v
     assert getattr(spec(**given), field) == value
 
 
-def test_where_it_wants_to_run_may_stand_flat_or_together() -> None:
+def test_affinity_fields_may_be_flat_or_nested() -> None:
     flat = spec(pool="a,b", label=["fast"], avoid="old", near="x", apart="y", spread=True, island="rdma")
     inside = {"pools": ["a", "b"], "labels": ["fast"], "avoid": "old", "near": "x", "apart": "y"}
 
@@ -147,27 +147,27 @@ def test_a_wrong_value_is_refused_where_it_was_given(given: dict[str, Any], wher
     assert allowed in found[where]
 
 
-def test_all_that_is_wrong_is_said_at_once() -> None:
+def test_all_faults_are_named_at_once() -> None:
     found = faults(memory="8", gpu_share=2, cpus=0, quue="x", env={"a-b": "x"}, timeout="1 day")
 
     assert found.keys() == {"memory", "gpu_share", "cpus", "quue", "env.a-b", "timeout"}
 
 
-def test_a_misspelled_field_is_told_the_nearest() -> None:
+def test_a_misspelled_field_gets_the_nearest_name_as_suggestion() -> None:
     with pytest.raises(InvalidInput) as refused:
         spec(quue="risk")
 
     assert refused.value.faults[0].fix == "queue, if that is meant"
 
 
-def test_a_field_that_is_near_to_none_is_told_no_other() -> None:
+def test_an_unknown_field_without_a_near_name_gets_no_suggestion() -> None:
     with pytest.raises(InvalidInput) as refused:
         spec(resources={"cpus": 2})
 
     assert refused.value.faults[0].fix == "remove this field"
 
 
-def test_what_is_typed_wins_over_the_file_and_adds_to_its_variables() -> None:
+def test_options_override_the_file_and_add_to_its_variables() -> None:
     file = form(memory_bytes=5, gpus=1, env={"A": "1", "B": "2"}, pools=["slow"], processes="2:4")
 
     both = form(memory="1KiB", env=["B=3", "C=4"], pool="fast", processes=1).over(file)
@@ -179,10 +179,24 @@ def test_what_is_typed_wins_over_the_file_and_adds_to_its_variables() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "GiB", "8 GiBs", "8G", "1e3MB", "0x10KB", "٣MB", "1.2.3MB", None, 5])
-def test_what_is_no_size_is_none(text: object) -> None:
+def test_an_invalid_size_is_none(text: object) -> None:
     assert read_size(text) is None
 
 
 @pytest.mark.parametrize("count", [1, 1023, 1024, 1 << 20, 3 << 30, (5 << 40) + 1])
 def test_a_size_is_spelled_exactly(count: int) -> None:
     assert read_size(spell_size(count)) == count
+
+
+@pytest.mark.parametrize("nodes", [2, "2"])
+def test_roles_over_nodes_give_the_processes_of_each(nodes: Any) -> None:
+    found = spec(framework="tensorflow", nodes=nodes, roles="chief=1,worker=2,ps=1")
+
+    assert (found.nodes, found.processes) == (2, 2)
+
+
+def test_roles_that_do_not_divide_among_the_nodes_are_refused() -> None:
+    with pytest.raises(InvalidInput, match="not valid") as refused:
+        spec(framework="tensorflow", nodes=2, roles="chief=1,worker=2")
+
+    assert "roles count the processes of all nodes" in str(refused.value.faults)

@@ -1,4 +1,4 @@
-"""Jobs in YAML: read as they look, refused with the line of each fault, and written so that they can be read again."""
+"""Jobs in YAML: parsed, refused with the line of each fault, and written so that they can be read again."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ name: nightly
 args: [--lr, 1.10, --quick, yes]
 queue: risk
 framework: torch
+nodes: 2
 processes: 2:4
 memory: 8GiB
 timeout: 90m
@@ -57,7 +58,7 @@ def written(folder: Path, text: str | bytes) -> Path:
 
 
 def refused(folder: Path, text: str | bytes) -> list[str]:
-    """Where the faults are, without the folder."""
+    """Return the places of the faults, without the folder."""
     file = written(folder, text)
     with pytest.raises(InvalidInput) as error:
         prepare(read_job(file))
@@ -65,19 +66,19 @@ def refused(folder: Path, text: str | bytes) -> list[str]:
     return [fault.where.replace(f"{file}:", "") for fault in error.value.faults]
 
 
-def test_a_job_is_read_as_it_looks(folder: Path) -> None:
+def test_a_job_is_read_without_yaml_type_surprises(folder: Path) -> None:
     ready = prepare(read_job(written(folder, GOOD)))
 
     spec = ready.spec
     assert (spec.name, spec.script, spec.queue) == ("nightly", "train.py", "risk")
     assert spec.args == ("--lr", "1.10", "--quick", "yes")
     assert spec.env == {"VERSION": "1.10", "SINCE": "2026-01-01", "ON": "on"}
-    assert (spec.processes_min, spec.processes, spec.memory_bytes) == (2, 4, 8 << 30)
+    assert (spec.nodes, spec.processes_min, spec.processes, spec.memory_bytes) == (2, 2, 4, 8 << 30)
     assert spec.affinity.spread
     assert spec.secrets == {"DB_PASSWORD": "secret:db"}
 
 
-def test_what_is_printed_can_be_read_again(folder: Path) -> None:
+def test_a_printed_job_file_is_read_back(folder: Path) -> None:
     ready = prepare(read_job(written(folder, GOOD)))
 
     again = prepare(read_job(written(folder, spell_job(ready.spec, script="code/train.py"))))
@@ -86,7 +87,7 @@ def test_what_is_printed_can_be_read_again(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("script", ["x" * 300 + ".py", r'"a\0b.py"'])
-def test_a_script_that_no_file_can_be_called_is_a_fault_like_any_other(folder: Path, script: str) -> None:
+def test_an_invalid_script_name_is_reported_as_a_fault(folder: Path, script: str) -> None:
     assert refused(folder, f"cpus: 1\nscript: {script}\n") == ["2 script"]
     with pytest.raises(InvalidInput):
         prepare(JobRequest(), script=script)
@@ -139,12 +140,12 @@ def test_yaml_that_is_wrong_is_refused_by_line(folder: Path, text: str, where: l
     [b"script: \xff\xfe\n", b"script: a\x00b\n", b"script: a\x07b\n", b"x" * (1 << 20) + b": 1\n"],
     ids=["latin", "nul", "bell", "large"],
 )
-def test_what_is_no_text_is_refused(folder: Path, raw: bytes) -> None:
+def test_binary_content_is_refused(folder: Path, raw: bytes) -> None:
     with pytest.raises(InvalidInput, match=r"job\.yaml is not valid"):
         read_job(written(folder, raw))
 
 
-def test_a_file_that_is_not_there_is_refused(folder: Path) -> None:
+def test_a_missing_file_is_refused(folder: Path) -> None:
     for path in (folder / "gone.yaml", folder):
         with pytest.raises(InvalidInput, match="--file is not valid"):
             read_job(path)
@@ -153,7 +154,7 @@ def test_a_file_that_is_not_there_is_refused(folder: Path) -> None:
 @pytest.mark.parametrize(
     "text", ["[" * 100_000, "{a: " * 50_000, "- " * 50_000], ids=["lists", "maps", "dashes"]
 )
-def test_what_is_nested_without_end_is_refused_soon(folder: Path, text: str) -> None:
+def test_deep_nesting_is_refused_quickly(folder: Path, text: str) -> None:
     began = time.process_time()
 
     with pytest.raises(InvalidInput):
@@ -162,11 +163,11 @@ def test_what_is_nested_without_end_is_refused_soon(folder: Path, text: str) -> 
     assert time.process_time() - began < 20
 
 
-def test_a_file_with_a_mark_of_its_encoding_is_read(folder: Path) -> None:
+def test_a_file_with_a_byte_order_mark_is_read(folder: Path) -> None:
     assert read_yaml(written(folder, b"\xef\xbb\xbfscript: a\n")).values == {"script": "a"}
 
 
-def test_a_job_without_a_script_says_so(folder: Path) -> None:
+def test_a_job_without_a_script_is_refused(folder: Path) -> None:
     with pytest.raises(InvalidInput) as error:
         prepare(JobRequest(), file=written(folder, "cpus: none\n"))
 
@@ -175,7 +176,7 @@ def test_a_job_without_a_script_says_so(folder: Path) -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(st.text(alphabet=st.sampled_from(list("ab:-[]{}&*!?|>'\"%#,~1. \n\t")), max_size=60))
-def test_no_text_is_too_strange_to_be_refused_in_words(
+def test_arbitrary_text_is_refused_with_a_message(
     tmp_path_factory: pytest.TempPathFactory, text: str
 ) -> None:
     file = tmp_path_factory.getbasetemp() / "strange.yaml"
@@ -186,7 +187,7 @@ def test_no_text_is_too_strange_to_be_refused_in_words(
         assert isinstance(spec, JobSpec)
 
 
-def test_a_script_that_is_given_beside_the_file_is_the_one_that_counts(folder: Path) -> None:
+def test_a_script_given_as_option_overrides_the_file(folder: Path) -> None:
     file = written(folder, "script: gone.py\n")
 
     ready = prepare(JobRequest(), script=folder / "code" / "train.py", file=file)

@@ -2,31 +2,42 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from pydantic import ValidationError
 
 from falaj.apps.model_server.server import listen
 from falaj.errors import Damaged, FalajError, InvalidInput, NotFound
-from falaj.records.serving import Deployment, Endpoint, Route, ServedFile
+from falaj.records.serving import Datatype, Deployment, Endpoint, Route, ServedFile, ServedModel, Tensor
 from falaj.serving.routing import WeightedRouter, weighted_round_robin
-from falaj.serving.runtime.engine import load
+from falaj.serving.runtime import batch_queue
+from falaj.serving.runtime.batch_queue import BatchQueue
+from falaj.serving.runtime.loading import load
+from falaj.serving.runtime.probe import RunCost
 from model_servers import (
     RawClient,
     RunningServer,
     centred,
     constant,
+    counting,
     deployment,
+    filling,
     mlp,
     request,
     serving,
     tabular,
+    widened,
 )
 
 BODY = b'{"inputs":[{"name":"x","shape":[1,2],"datatype":"FP32","data":[1,2]}]}'
@@ -52,7 +63,7 @@ def test_weights_are_kept_exactly_and_spread_evenly() -> None:
     }
 
 
-def test_turns_go_on_after_a_change() -> None:
+def test_weighted_routing_continues_after_a_change() -> None:
     routes = [Route(version="1", weight=1), Route(version="2", weight=1)]
     first = WeightedRouter(routes)
     assert first.choose("") == "1"
@@ -71,7 +82,7 @@ def test_ids_spread_by_weight() -> None:
 @pytest.mark.parametrize(
     "routes", [[], [{"version": "1", "weight": 0}], [{"version": "1"}] * 2, [{"version": "9"}]]
 )
-def test_routes_that_lead_nowhere_are_refused(routes: list[dict[str, object]]) -> None:
+def test_routes_to_unknown_versions_are_refused(routes: list[dict[str, object]]) -> None:
     files = [{"model": "m", "version": "1", "path": "m.onnx"}]
     endpoint = {"name": "m", "model": "m", "routes": routes}
 
@@ -123,7 +134,7 @@ def test_listening_beyond_loopback_needs_tls() -> None:
 # --------------------------------------------------------------------------------------------- batching
 
 
-def test_requests_of_one_turn_run_as_one_batch(tmp_path: Path) -> None:
+def test_requests_of_one_loop_iteration_run_as_one_batch(tmp_path: Path) -> None:
     with serving(deployment(("t", "1", tabular(tmp_path / "t.onnx")))) as server:
         queue = server.server._deployment_state.served["t"].queues["1"]
         with RawClient(server.port) as client:
@@ -197,7 +208,7 @@ def test_reloading_under_load_fails_no_request(tmp_path: Path) -> None:
     with serving(deployment(files[0])) as server:
         over = threading.Event()
         seen: list[Counter[tuple[int, str]]] = [Counter() for _ in range(4)]
-        threads = [threading.Thread(target=keep_asking, args=(server, over, s)) for s in seen]
+        threads = [threading.Thread(target=keep_requesting, args=(server, over, s)) for s in seen]
         for thread in threads:
             thread.start()
 
@@ -216,7 +227,7 @@ def test_reloading_under_load_fails_no_request(tmp_path: Path) -> None:
     assert reloads > 10
 
 
-def test_what_does_not_load_changes_nothing(tmp_path: Path) -> None:
+def test_a_model_that_does_not_load_changes_nothing(tmp_path: Path) -> None:
     good = ("m", "1", constant(tmp_path / "m.onnx", 1))
     with serving(deployment(good)) as server, RawClient(server.port) as client:
         with pytest.raises(FalajError):
@@ -227,7 +238,7 @@ def test_what_does_not_load_changes_nothing(tmp_path: Path) -> None:
         assert b'falaj_serving_reloads_total{outcome="refused"} 1.0' in metrics
 
 
-def keep_asking(server: RunningServer, over: threading.Event, seen: Counter[tuple[int, str]]) -> None:
+def keep_requesting(server: RunningServer, over: threading.Event, seen: Counter[tuple[int, str]]) -> None:
     with RawClient(server.port) as client:
         while not over.is_set():
             try:
@@ -261,3 +272,126 @@ def test_endpoints_may_share_a_model(tmp_path: Path) -> None:
         for name in ("a", "b"):
             answer = client.ask(request(path=f"/v2/models/{name}/infer", body=BODY))
             assert json.loads(answer[2])["model_name"] == name
+
+
+# --------------------------------------------------------------------- what may run on the event loop
+
+
+class StubEngine:
+    """An engine that is as slow as it is told, and notes the threads in which it runs."""
+
+    def __init__(self, *, inline_rows: int = 32, shape: tuple[int, ...] = (-1, 2)) -> None:
+        tensor = Tensor(name="x", datatype=Datatype.FP32, shape=shape)
+        self.model = ServedModel(name="m", version="1", platform="stub", inputs=(tensor,), outputs=(tensor,))
+        self.cost = RunCost(1e-5, rows=32, inline_rows=inline_rows)
+        self.in_process = True
+        self.seconds = 0.0
+        self.threads: list[str] = []
+
+    def run(self, inputs: Sequence[Any], *, limit_s: float = 60) -> list[Any]:
+        self.threads.append(threading.current_thread().name)
+        time.sleep(self.seconds)
+        return list(inputs)
+
+    def close(self) -> None: ...
+
+
+class StubRequest:
+    def __init__(self, array: Any) -> None:
+        self.inputs, self.cancelled = [array], False
+        self.done = asyncio.Event()
+
+    def render(self, outputs: Sequence[Any]) -> None: ...
+
+    def complete(self, error: FalajError | None) -> None:
+        self.done.set()
+
+
+def threads_of(engine: StubEngine, *arrays: Any) -> list[str]:
+    """Return the threads in which `engine` runs requests with these inputs, one after the other."""
+
+    async def main() -> None:
+        with ThreadPoolExecutor(2, thread_name_prefix="pool") as pool:
+            queue = BatchQueue(engine, pool=pool, threads=2)
+            for array in arrays:
+                queue.submit(request := StubRequest(array))
+                await asyncio.wait_for(request.done.wait(), 10)
+
+    asyncio.run(main())
+    return [name.partition("_")[0] for name in engine.threads]
+
+
+@pytest.mark.parametrize("rows", [1, 32])
+@pytest.mark.parametrize("gone", [{0}, {1, 2}, {3}, {0, 1, 2, 3}])
+def test_requests_of_clients_that_have_gone_are_not_run(rows: int, gone: set[int]) -> None:
+    engine = StubEngine()
+    engine.cost = RunCost(1e-5, rows=rows, inline_rows=32)
+    answered: list[Any] = []
+    requests = []
+
+    async def main() -> None:
+        with ThreadPoolExecutor(1) as pool:
+            queue = BatchQueue(engine, pool=pool, threads=1, answered=lambda *batch: answered.append(batch))
+            for number in range(4):
+                requests.append(StubRequest(np.full((1, 2), number, np.float32)))
+                queue.submit(requests[-1])
+                requests[-1].cancelled = number in gone
+            queue.submit(last := StubRequest(np.zeros((1, 2), np.float32)))
+            await asyncio.wait_for(last.done.wait(), 10)
+
+    asyncio.run(main())
+    assert {number for number, each in enumerate(requests) if each.done.is_set()} == set(range(4)) - gone
+    assert sum(len(batch[3][0]) for batch in answered) == 5 - len(gone)
+
+
+def test_requests_larger_than_the_trial_run_in_a_thread() -> None:
+    small, large = np.zeros((32, 2), np.float32), np.zeros((33, 2), np.float32)
+
+    assert threads_of(StubEngine(), small, large, small) == ["MainThread", "pool", "MainThread"]
+
+
+def test_a_dimension_that_a_request_chooses_counts_too() -> None:
+    small, wide = np.zeros((1, 4), np.float32), np.zeros((1, 4000), np.float32)
+
+    assert threads_of(StubEngine(shape=(-1, -1)), small, wide) == ["MainThread", "pool"]
+
+
+def test_a_model_that_has_blocked_the_event_loop_never_runs_there_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(batch_queue, "MAX_INLINE_S", 0.01)
+    row, engine = np.zeros((1, 2), np.float32), StubEngine()
+    engine.seconds = 0.02
+
+    assert threads_of(engine, row, row, row) == ["MainThread", "pool", "pool"]
+
+
+def test_a_model_with_long_outputs_does_not_run_on_the_event_loop(tmp_path: Path) -> None:
+    engine = load(ServedFile(model="m", version="1", path=widened(tmp_path / "m.onnx", 20_000)))
+
+    assert not engine.cost.inline
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [counting, filling])
+def test_a_model_whose_work_depends_on_values_stops_nobody(
+    tmp_path: Path, make: Callable[[], onnx.ModelProto]
+) -> None:
+    """Others are answered while it counts to a billion, or fills as much memory."""
+    (tmp_path / "hostile.onnx").write_bytes(make().SerializeToString())
+    wanted = deployment(
+        ("hostile", "1", tmp_path / "hostile.onnx"), ("m", "1", constant(tmp_path / "m.onnx", 1))
+    )
+    body = b'{"inputs":[{"name":"x","shape":[1],"datatype":"INT64","data":[1000000000]}]}'
+    with serving(wanted) as server, RawClient(server.port) as hostile, RawClient(server.port) as other:
+        assert other.ask(INFER)[0] == 200
+        for _ in range(8):
+            hostile.send(request(path="/v2/models/hostile/infer", body=body))
+        slowest = 0.0
+        for _ in range(50):
+            began = time.perf_counter()
+            assert other.ask(INFER)[0] == 200
+            slowest = max(slowest, time.perf_counter() - began)
+            time.sleep(0.01)
+
+    assert slowest < 0.5

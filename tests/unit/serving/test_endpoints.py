@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +27,13 @@ from falaj.errors import (
 )
 from falaj.governance.operations.caller import acting_as
 from falaj.records.governance.identity import Role
+from falaj.records.record import utc_now
 from falaj.records.registry import TensorSpec
 from falaj.records.serving import (
     GroundTruth,
     InferInput,
     Lookup,
+    MissingReason,
     Route,
     ScoringRule,
     VersionCounts,
@@ -45,7 +51,7 @@ TOML = TWO_ZONES + "\n[serving]\nlog_every = 0.2\n"
 
 
 class Caller:
-    """Asks endpoints with a token."""
+    """Calls endpoints with a token."""
 
     def __init__(self, url: str, token: str | None) -> None:
         headers = {"Authorization": f"Bearer {token}"} if token else {}
@@ -56,7 +62,7 @@ class Caller:
         return self._http.post(f"/v2/models/{name}/infer", json=body)
 
     def until(self, name: str, version: str, *inputs: dict[str, Any]) -> dict[str, Any]:
-        """The first answer of a version."""
+        """Return the first answer of a version."""
 
         def answered() -> dict[str, Any] | None:
             answer = self.ask(name, *inputs)
@@ -64,13 +70,16 @@ class Caller:
 
         return eventually(answered)
 
+    def get(self, path: str) -> Any:
+        return self._http.get(path).json()
+
     def close(self) -> None:
         self._http.close()
 
 
 @pytest.fixture(scope="module")
 def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OwnPlatform]:
-    """Models m (versions 1, 2, 3, which answer their number) and weights, which is not ONNX."""
+    """A platform with models m (versions 1, 2, 3, which return their number) and weights, which is not ONNX."""
     folder = tmp_path_factory.mktemp("platform")
     with make_platform(folder, toml=TOML) as made:
         for number in (1, 2, 3):
@@ -107,6 +116,7 @@ def add_version(
 # ---------------------------------------------------------------------------------------- deploy and route
 
 
+@pytest.mark.slow
 def test_a_deployed_version_answers_and_routes_move_at_once(
     platform: OwnPlatform, caller: Caller, url: str
 ) -> None:
@@ -137,7 +147,43 @@ def test_deploying_again_routes_everything_there(platform: OwnPlatform, caller: 
     caller.until("again", "3")
 
 
-def test_a_removed_endpoint_is_gone_and_its_name_free(platform: OwnPlatform, caller: Caller) -> None:
+def test_versions_are_named_by_their_aliases(platform: OwnPlatform) -> None:
+    platform.models.promote("m@2", to="champion")
+    dana = platform.join("reader", Role.VIEWER)
+
+    made = platform.endpoints.deploy("aliased", model="m@champion")
+    platform.models.promote("m@3", to="champion")
+    routes = (Route(version="champion", weight=9), Route(version="2", weight=1))
+    routed = platform.endpoints.route("aliased", routes=routes)
+
+    assert [each.version for each in made.routes] == ["2"]  # as it was: an endpoint does not follow an alias
+    assert [(each.version, each.weight) for each in routed.routes] == [("3", 9), ("2", 1)]
+    assert platform.models.version("m@champion").reference == "m@3"
+    assert platform.models.version("default/m@champion").reference == "m@3"
+    assert platform.objects.show("model_version:m@champion").name == "m@3"
+    with acting_as(dana):
+        assert platform.models.version("m@champion").reference == "m@3"
+    for unknown in ("m@nobody", "nothere@champion", "m@"):
+        with pytest.raises((NotFound, InvalidInput)):
+            platform.models.version(unknown)
+    with pytest.raises(InvalidInput, match="routes is not valid"):  # the alias is version 3
+        platform.endpoints.route("aliased", routes=(Route(version="champion"), Route(version="3")))
+
+
+@pytest.mark.slow
+def test_a_model_server_that_cannot_listen_is_a_problem_of_the_endpoint(tmp_path: Path) -> None:
+    words = "the model server cannot listen on 127.0.0.1:7481"
+    facts = {"url": "http://127.0.0.1:1", "pid": os.getpid(), "models": None, "models_problem": words}
+    with make_platform(tmp_path) as platform, platform.home.lock():
+        add_version(platform, tmp_path, "m", 1)
+        platform.home.running.write_text(json.dumps(facts))  # as `falaj up` publishes it
+
+        found = platform.endpoints.deploy("unreached", model="m@1")
+
+    assert (found.url, found.problem) == (None, words)
+
+
+def test_a_removed_endpoint_is_gone_and_its_name_reusable(platform: OwnPlatform, caller: Caller) -> None:
     platform.endpoints.deploy("short", model="m@1")
     caller.until("short", "1")
 
@@ -176,7 +222,9 @@ def lookup(view: str = "riders", **more: Any) -> Lookup:
     return Lookup(views=(ViewLookup(view=view),), **more)
 
 
-def test_what_cannot_be_served_is_refused_with_the_reason(platform: OwnPlatform, riders: str) -> None:
+def test_versions_that_cannot_be_served_are_refused_with_the_reason(
+    platform: OwnPlatform, riders: str
+) -> None:
     assert "optimize or export it first" in refused(InvalidInput, platform, model="weights@1")
     assert "m@99" in refused(NotFound, platform, model="m@99")
     assert "not reserved by the inference protocol" in refused(InvalidInput, platform, "infer")
@@ -200,7 +248,7 @@ def test_a_route_leads_to_versions_of_the_model_only(platform: OwnPlatform) -> N
     assert [each.version for each in platform.endpoints.show("routes").routes] == ["1"]
 
 
-def test_residency_and_rights_are_asked_before_serving(platform: OwnPlatform, tmp_path: Path) -> None:
+def test_residency_and_permissions_are_checked_before_serving(platform: OwnPlatform, tmp_path: Path) -> None:
     add_version(platform, tmp_path, "german", 1, zone="frankfurt", only=("DE",))
     dana = platform.join("dana", Role.VIEWER)
 
@@ -216,7 +264,7 @@ def test_residency_and_rights_are_asked_before_serving(platform: OwnPlatform, tm
         platform.endpoints.report("bound", counts=(VersionCounts(version="1", requests=9),))
 
 
-# ------------------------------------------------------------------------------------------------ who asks
+# --------------------------------------------------------------------------------------------- permissions
 
 
 def test_a_revoked_token_is_refused_within_a_second(platform: OwnPlatform, url: str) -> None:
@@ -233,7 +281,9 @@ def test_a_revoked_token_is_refused_within_a_second(platform: OwnPlatform, url: 
     caller.close()
 
 
-def test_who_may_not_ask_cannot_tell_whether_there_is_an_endpoint(platform: OwnPlatform, url: str) -> None:
+def test_a_caller_without_access_cannot_tell_whether_an_endpoint_exists(
+    platform: OwnPlatform, url: str
+) -> None:
     platform.endpoints.deploy("secret", model="m@1")
     platform.join("sam")
     platform.join("vera", Role.VIEWER)
@@ -250,9 +300,54 @@ def test_who_may_not_ask_cannot_tell_whether_there_is_an_endpoint(platform: OwnP
         missing.json()["error"].replace("nothing", "secret"),
     )
     assert nobody.ask("secret").status_code == 401
+    guesser = Caller(url, "fj_x.y")
+    assert guesser.ask("secret").status_code == 401
+    platform.parts.failures.flush(whole_window=False)
+    failed = [each for each in platform.entries() if each["action"] == "tokens.authenticate"]
+    assert {each["rule"] for each in failed} >= {"model-server: no_token", "model-server: refused_token"}
+    assert {each["origin"] for each in failed} == {"remote:127.0.0.1"}
     assert sam._http.get("/metrics").status_code == 403
-    for each in (sam, vera, nobody):
+    for each in (sam, vera, nobody, guesser):
         each.close()
+
+
+def test_existence_shows_neither_in_the_words_nor_in_the_work_of_a_refusal(
+    platform: OwnPlatform, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However an endpoint is named, the answer has what was sent and nothing else, and the same checks led to it."""
+    ident = platform.endpoints.deploy("concealed", model="m@1").id
+    platform.workspaces.create("vault")
+    platform.join("tim")
+    tim = Caller(url, platform.tokens.issue(purpose="t", user="tim").secret)
+    eventually(lambda: platform.endpoints.show("concealed").routes[0].problem is None)
+    steps: list[str] = []
+    gate = platform.parts.gate
+    for what, name in ((gate.authorizer, "decide"), (gate.audit, "append_grouped")):
+        noted = partial(_noted, getattr(what, name), name, steps)
+        monkeypatch.setattr(what, name, noted)
+
+    def work(name: str) -> tuple[int, str, list[str]]:
+        steps.clear()
+        answer = tim.ask(name)
+        words = answer.json()["error"].replace(name.partition("/versions/")[0], "NAME")
+        return answer.status_code, words, list(steps)
+
+    work("nothing")  # authenticates
+    expected = work("nothing-either")
+    named = [work(name) for name in ("concealed", "concealed/versions/1", "concealed/versions/9", ident)]
+    elsewhere = [work(name) for name in ("vault/concealed", "nowhere/concealed", "endpoint_" + "0" * 26)]
+    tim.close()
+
+    assert expected[0] == 404
+    assert expected[2] == ["decide", "decide", "append_grouped"]
+    assert named + elsewhere == [expected] * 7
+
+
+def _noted(inner: Callable[..., Any], name: str, steps: list[str], *given: Any) -> Any:
+    who = given[0]["caller"] if name == "append_grouped" else given[1].name
+    if who == "tim":
+        steps.append(name)
+    return inner(*given)
 
 
 def test_requests_are_audited_in_windows(platform: OwnPlatform, caller: Caller) -> None:
@@ -269,7 +364,7 @@ def test_requests_are_audited_in_windows(platform: OwnPlatform, caller: Caller) 
     assert {entry["origin"] for entry in windows} == {"remote:model-server"}
 
 
-def test_the_operation_asks_through_the_inner_door(platform: OwnPlatform, caller: Caller) -> None:
+def test_the_infer_operation_uses_the_internal_route(platform: OwnPlatform, caller: Caller) -> None:
     platform.endpoints.deploy("inner", model="m@2")
     caller.until("inner", "2")
     given = (InferInput(name="x", shape=(1, 2), datatype="FP32", data=[1.0, 2.0]),)
@@ -284,11 +379,11 @@ def test_the_operation_asks_through_the_inner_door(platform: OwnPlatform, caller
         )
 
 
-# ------------------------------------------------------------------------------------- what was answered
+# ------------------------------------------------------------------------------------ the prediction log
 
 
 def logged(platform: OwnPlatform, ident: str) -> Any:
-    """A prediction, once it is in the log."""
+    """Return a prediction, once it is in the log."""
 
     def found() -> Any:
         try:
@@ -299,7 +394,7 @@ def logged(platform: OwnPlatform, ident: str) -> Any:
     return eventually(found)
 
 
-def test_a_prediction_leads_to_its_model_and_what_went_in(platform: OwnPlatform, caller: Caller) -> None:
+def test_a_prediction_leads_to_its_model_and_inputs(platform: OwnPlatform, caller: Caller) -> None:
     platform.endpoints.deploy("logged", model="m@2")
     caller.until("logged", "2")
     answer = caller.ask("logged", id="order-7")
@@ -316,6 +411,7 @@ def test_a_prediction_leads_to_its_model_and_what_went_in(platform: OwnPlatform,
         platform.endpoints.prediction(ident.rpartition("-")[0] + "-999999")
 
 
+@pytest.mark.slow
 def test_a_sweep_leaves_the_log_alone(platform: OwnPlatform, caller: Caller) -> None:
     platform.endpoints.deploy("swept", model="m@1")
     ident = caller.until("swept", "1")["id"]
@@ -361,16 +457,16 @@ def test_rows_of_one_request_are_labelled_one_by_one(platform: OwnPlatform, call
     ident = caller.ask("rows", X | {"shape": [2, 2], "data": [1, 2, 3, 4]}).json()["id"]
     assert logged(platform, f"{ident}.1").inputs["miles"] == 4
 
-    told = platform.endpoints.feedback(
+    result = platform.endpoints.feedback(
         "rows", predictions=(GroundTruth(id=f"{ident}.1", value=1), GroundTruth(id=ident, value=1))
     )
 
-    assert (told.stored, told.unknown) == (1, (ident,))
+    assert (result.stored, result.unknown) == (1, (ident,))
     assert platform.endpoints.stats("rows").scoring is ScoringRule.LOG_LOSS
 
 
 def test_one_prediction_counts_once_however_its_id_is_spelled(platform: OwnPlatform, caller: Caller) -> None:
-    """Else one prediction could decide a canary."""
+    """Otherwise one prediction could decide a canary."""
     platform.endpoints.deploy("spelled", model="m@1", scoring=ScoringRule.SQUARED_ERROR)
     ident = caller.until("spelled", "1")["id"]
     logged(platform, ident)
@@ -388,8 +484,8 @@ def test_one_prediction_counts_once_however_its_id_is_spelled(platform: OwnPlatf
     assert platform.endpoints.prediction(f"{ident}.0").label == 2
 
 
-def test_what_was_counted_before_the_routes_changed_is_not_counted_after(platform: OwnPlatform) -> None:
-    """A canary looks at both versions since it began, not since the minute did."""
+def test_counts_restart_when_routes_change(platform: OwnPlatform) -> None:
+    """A canary compares both versions since it began, not since the beginning of the minute."""
     platform.endpoints.deploy("counted", model="m@1")
     platform.clock.now = platform.clock().replace(second=10)
     report = VersionCounts(version="1", requests=100, errors=90, latency=())
@@ -406,6 +502,43 @@ def test_what_was_counted_before_the_routes_changed_is_not_counted_after(platfor
 
     assert (since.requests, since.errors) == (7, 0)
     assert (whole.requests, whole.errors) == (107, 90)
+
+
+def test_observations_have_each_request_and_each_first_label_once(
+    platform: OwnPlatform, caller: Caller
+) -> None:
+    platform.endpoints.deploy("observed", model="m@1", scoring=ScoringRule.SQUARED_ERROR)
+    before = caller.until("observed", "1")["id"]
+    platform.clock.now = utc_now()
+    split = platform.endpoints.route("observed", routes=(Route(version="1"), Route(version="2", weight=10)))
+    caller.until("observed", "2")
+    single = caller.until("observed", "2")["id"]
+    double = caller.until("observed", "1", X | {"shape": [2, 2], "data": [1, 2, 3, 4]})["id"]
+    for name in (before, single, f"{double}.0"):
+        logged(platform, name)
+
+    labels = {before: 0, single: 3, f"{double}.0": 1, f"{double}.1": 3}
+    for _ in range(2):
+        predictions = tuple(GroundTruth(id=name, value=value) for name, value in labels.items())
+        platform.endpoints.feedback("observed", predictions=predictions)
+        labels[single] = 2
+
+    def counted() -> bool:
+        seen = platform.endpoints.observations("observed").items
+        return sum(each.requests for seen in seen for each in seen.requests if each.version == "2") >= 2
+
+    eventually(counted)
+    found = platform.endpoints.observations("observed")
+    assert found.since == split.changed_at
+    assert [each.scores for each in found.items if each.scores] == [{"2": (1.0,), "1": (2.0,)}]
+    numbers = [each.number for each in found.items]
+    assert numbers == list(range(1, len(numbers) + 1))
+    page = platform.endpoints.observations("observed", limit=1)
+    assert (page.items, page.next) == (found.items[:1], 1)
+    assert platform.endpoints.observations("observed", after=1).items[: len(numbers) - 1] == found.items[1:]
+
+    platform.endpoints.route("observed", routes=(Route(version="1"),))
+    assert platform.endpoints.observations("observed").items == ()
 
 
 # -------------------------------------------------------------------------------------------- feature lookup
@@ -431,6 +564,28 @@ def riders(platform: OwnPlatform) -> str:
     return "riders"
 
 
+def test_the_metadata_names_the_inputs_of_a_request(
+    platform: OwnPlatform, caller: Caller, riders: str
+) -> None:
+    platform.endpoints.deploy("described", model="m@1", lookup=lookup(missing=0))
+    platform.endpoints.deploy("plain", model="m@1")
+    caller.until("plain", "1")
+
+    def about(name: str) -> Any:
+        return caller.get(f"/v2/models/{name}")
+
+    eventually(lambda: "inputs" in about("described"))
+    own = [{"name": "x", "datatype": "FP32", "shape": [-1, 2]}]
+    assert about("described")["inputs"] == [
+        {"name": "rider", "datatype": "BYTES", "shape": [-1]},
+        {"name": "miles", "datatype": "FP64", "shape": [-1]},
+    ]
+    assert about("described")["model_inputs"] == own
+    assert about("plain")["inputs"] == own
+    assert "model_inputs" not in about("plain")
+    assert about("described/versions/1") == about("described")
+
+
 def test_features_are_read_by_key_inside_the_endpoint(
     platform: OwnPlatform, caller: Caller, riders: str
 ) -> None:
@@ -447,7 +602,113 @@ def test_features_are_read_by_key_inside_the_endpoint(
     assert "riders" in {node.name for node in platform.lineage.graph(ident) if node.depth < 0}
 
 
-# ------------------------------------------------------------------------------------------------ what breaks
+def rider_keys(*keys: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    riders = {"name": "rider", "shape": [len(keys)], "datatype": "BYTES", "data": list(keys)}
+    return riders, {"name": "miles", "shape": [len(keys)], "datatype": "FP64", "data": [1.0] * len(keys)}
+
+
+def infer_inputs(*keys: str) -> tuple[InferInput, ...]:
+    return tuple(InferInput(**each) for each in rider_keys(*keys))
+
+
+def test_a_label_of_a_prediction_that_is_no_number_is_stored_without_a_score(
+    platform: OwnPlatform, caller: Caller, riders: str
+) -> None:
+    platform.endpoints.deploy("nulls", model="m@1", lookup=lookup())
+    ident = caller.until("nulls", "1", *rider_keys("a", "nobody"))["id"]
+    logged(platform, f"{ident}.1")
+
+    nothing = platform.endpoints.feedback("nulls", predictions=(GroundTruth(id=f"{ident}.1", value=1),))
+    undecided = platform.endpoints.stats("nulls").scoring
+    both = tuple(GroundTruth(id=f"{ident}.{row}", value=1) for row in (0, 1))
+    again = platform.endpoints.feedback("nulls", predictions=both)
+    stats = platform.endpoints.stats("nulls")
+
+    assert (nothing.stored, nothing.unscored) == (1, (f"{ident}.1",))
+    assert undecided is None  # what is no number does not choose the scoring
+    assert (again.stored, again.replaced, again.unscored) == (2, 1, (f"{ident}.1",))
+    assert stats.scoring is ScoringRule.LOG_LOSS
+    assert (stats.versions[0].labelled, stats.versions[0].unscored) == (1, 1)
+    assert stats.versions[0].score_mean == pytest.approx(0)
+    found = platform.endpoints.prediction(f"{ident}.1")
+    assert (found.label, found.score) == (1, None)
+
+
+def test_labels_that_are_no_class_are_named_and_nothing_is_stored(
+    platform: OwnPlatform, caller: Caller
+) -> None:
+    platform.endpoints.deploy("classes", model="m@1", scoring=ScoringRule.LOG_LOSS)
+    names = [caller.until("classes", "1")["id"] for _ in range(3)]
+    for name in names:
+        logged(platform, name)
+
+    with pytest.raises(InvalidInput, match="2 labels do not fit") as caught:
+        platform.endpoints.feedback(
+            "classes",
+            predictions=tuple(
+                GroundTruth(id=name, value=value) for name, value in zip(names, (1, 7, 0.5), strict=True)
+            ),
+        )
+
+    assert [fault.where for fault in caught.value.faults] == names[1:]
+    assert platform.endpoints.stats("classes").versions[0].labelled == 0
+
+
+def test_the_answer_says_why_a_feature_is_missing(platform: OwnPlatform, caller: Caller, riders: str) -> None:
+    platform.endpoints.deploy("gaps", model="m@1", lookup=lookup())
+    caller.until("gaps", "1", *rider_keys("a"))
+
+    answer = platform.endpoints.infer("gaps", inputs=infer_inputs("nobody", "b"), request="mine")
+
+    (gap,) = answer.missing
+    assert (gap.row, gap.view, gap.key, gap.reason) == (0, "riders", "nobody", MissingReason.UNKNOWN_KEY)
+    assert (gap.features, answer.missing_rows) == (("riders__trips",), 1)
+    assert (answer.outputs[0].data, answer.outputs[0].not_finite) == ([None, 1.0], 1)
+    assert answer.prediction is not None
+    assert answer.prediction != "mine"
+
+
+def test_features_older_than_their_ttl_are_expired(platform: OwnPlatform, caller: Caller) -> None:
+    from falaj.records.features import ColumnType, Entity, Feature, FeatureView
+
+    trips = Feature(name="trips", type=ColumnType.INTEGER)
+    view = FeatureView(name="fresh", entities=("rider",), columns=(trips,), ttl=timedelta(days=9))
+    platform.features.apply(entities=(Entity(name="rider", key="rider"),), views=(view,))
+    rows = "rider,trips,event_time\nold,4,2020-01-01T00:00:00Z\nnew,,{:%Y-%m-%dT%H:%M:%SZ}\n"
+    data = platform.put("fresh.csv", rows.format(platform.clock() - timedelta(hours=1)).encode())
+    platform.features.ingest("fresh", data=data.id)
+    platform.features.materialize("fresh")
+    platform.endpoints.deploy("aging", model="m@1", lookup=lookup("fresh", features=("trips", "miles")))
+    caller.until("aging", "1", *rider_keys("new"))
+
+    answer = platform.endpoints.infer("aging", inputs=infer_inputs("old", "new"))
+
+    assert [gap.reason for gap in answer.missing] == [MissingReason.EXPIRED, MissingReason.NULL]
+
+
+def test_the_endpoint_decides_about_missing_features(
+    platform: OwnPlatform, caller: Caller, riders: str
+) -> None:
+    strict = platform.endpoints.deploy("strict", model="m@1", lookup=lookup(missing="reject"))
+    caller.until("strict", "1", *rider_keys("a"))
+    with pytest.raises(InvalidInput, match="row 1, feature riders__trips: given rider 'nobody'"):
+        platform.endpoints.infer("strict", inputs=infer_inputs("a", "nobody"))
+    refused_at_url = caller.ask("strict", *rider_keys("nobody"))
+
+    rule = lookup(missing="reject", defaults={"riders__trips": 3})
+    platform.endpoints.deploy("strict", model="m@2", lookup=rule)
+    ident = caller.until("strict", "2", *rider_keys("nobody"))["id"]
+
+    assert strict.lookup is not None
+    assert strict.lookup.missing == "reject"
+    assert refused_at_url.status_code == 400
+    assert logged(platform, ident).inputs["riders__trips"] == 3
+    with pytest.raises(InvalidInput, match="does not fit the model") as caught:
+        platform.endpoints.deploy("strict", model="m@1", lookup=lookup(defaults={"miles": 1}))
+    assert caught.value.faults[0].allowed == "looked up columns: riders__trips"
+
+
+# --------------------------------------------------------------------------------------------------- failures
 
 
 def test_a_version_whose_bytes_were_changed_is_not_served_and_the_rest_is(
@@ -469,7 +730,7 @@ def test_a_version_whose_bytes_were_changed_is_not_served_and_the_rest_is(
     assert caller.ask("hurt").json()["model_version"] == "1"  # the earlier version stays
 
 
-def test_a_version_that_may_no_longer_lie_there_is_no_longer_served(
+def test_a_version_forbidden_in_its_zone_is_no_longer_served(
     platform: OwnPlatform, caller: Caller, tmp_path: Path
 ) -> None:
     reference = add_version(platform, tmp_path, "moved", 1)
@@ -505,7 +766,8 @@ def damage(platform: OwnPlatform, blob: str) -> None:
     path.write_bytes(content)
 
 
-def test_without_a_model_server_that_is_said(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_a_missing_model_server_is_reported(tmp_path: Path) -> None:
     with make_platform(tmp_path) as platform:
         add_version(platform, tmp_path, "m", 1)
         platform.endpoints.deploy("m", model="m@1")
@@ -514,27 +776,55 @@ def test_without_a_model_server_that_is_said(tmp_path: Path) -> None:
             platform.endpoints.infer("m", inputs=(InferInput(**X),))
         assert platform.home.serving.exists()
         assert platform.endpoints.show("m").url is None
-        told = platform.endpoints.feedback("m", predictions=(GroundTruth(id="x-1", value=1),))
-        assert (told.stored, told.unknown) == (0, ("x-1",))
+        result = platform.endpoints.feedback("m", predictions=(GroundTruth(id="x-1", value=1),))
+        assert (result.stored, result.unknown) == (0, ("x-1",))
 
 
-def test_the_whole_way_on_both_databases(
+@pytest.mark.slow
+def test_deploying_and_serving_works_on_both_databases(
     database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with make_platform(tmp_path, database_url, TOML, environment=monkeypatch) as platform:
         add_version(platform, tmp_path, "m", 1)
+        add_version(platform, tmp_path, "nan", float("nan"))
         platform.endpoints.deploy("m", model="m@1")
+        platform.endpoints.deploy("nan", model="nan@1")
         with serving_platform(platform.parts) as url:
             caller = Caller(url, platform.tokens.issue(purpose="t").secret)
-            ident = caller.until("m", "1")["id"]
+            ident, nan = caller.until("m", "1")["id"], caller.until("nan", "1")["id"]
             logged(platform, ident)
+            logged(platform, nan)
             caller.close()
+        nothing = platform.endpoints.feedback("nan", predictions=(GroundTruth(id=nan, value=1),))
         for _ in range(2):
-            told = platform.endpoints.feedback("m", predictions=(GroundTruth(id=ident, value=1),))
+            result = platform.endpoints.feedback("m", predictions=(GroundTruth(id=ident, value=1),))
         stats = platform.endpoints.stats("m", since=platform.clock() - timedelta(minutes=5))
 
-        assert (told.stored, told.replaced, stats.scoring) == (1, 1, ScoringRule.LOG_LOSS)
+        assert (nothing.unscored, platform.endpoints.stats("nan").versions[0].labelled) == ((nan,), 0)
+        assert (result.stored, result.replaced, stats.scoring) == (1, 1, ScoringRule.LOG_LOSS)
         assert (stats.versions[0].requests, stats.versions[0].labelled) == (1, 1)
         assert platform.endpoints.show("m").unlogged == 0
         assert platform.verify_audit().ok
     assert "monitoring did not take" not in caplog.text
+
+
+def test_concurrent_reports_are_observed_once_each_on_both_databases(
+    database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with make_platform(tmp_path, database_url, TOML, environment=monkeypatch) as platform:
+        for number in (1, 2):
+            add_version(platform, tmp_path, "m", number)
+        platform.endpoints.deploy("m", model="m@1")
+        platform.endpoints.route("m", routes=(Route(version="1"), Route(version="2", weight=10)))
+        server = service_caller(platform.parts.gate, MODEL_SERVER, Role.OPERATOR)
+
+        def report(number: int) -> None:
+            with acting_as(server):
+                platform.endpoints.report("m", counts=(VersionCounts(version="1", requests=number),))
+
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(report, range(1, 21)))
+        found = platform.endpoints.observations("m").items
+
+        assert [each.number for each in found] == list(range(1, 21))
+        assert sorted(each.requests[0].requests for each in found) == list(range(1, 21))

@@ -7,15 +7,28 @@ import socket
 import struct
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from falaj.apps.model_server.limits import ServerLimits
-from model_servers import RawClient, RunningServer, constant, deployment, mlp, request, serving
+from model_servers import (
+    OTHER_TOKEN,
+    RawClient,
+    RunningServer,
+    constant,
+    deployment,
+    mlp,
+    request,
+    serving,
+    widened,
+)
 from polling import eventually
 
 BODY = b'{"inputs":[{"name":"x","shape":[1,2],"datatype":"FP32","data":[1,2]}]}'
+ONE = b'{"inputs":[{"name":"x","shape":[1,1],"datatype":"FP32","data":[1]}]}'
 INFER = request(body=BODY)
 LIMITS = ServerLimits(
     head_bytes=4096,
@@ -54,7 +67,7 @@ def client(server: RunningServer) -> Iterator[RawClient]:
 
 @pytest.fixture(autouse=True)
 def nothing_is_left(server: RunningServer) -> Iterator[None]:
-    """After each test the server holds no connection and no byte, and still answers."""
+    """Check after each test that the server holds no connection and no byte, and still answers."""
     yield
     eventually(lambda: not server.server.connections)
     assert server.server.metrics.held_bytes == 0
@@ -63,7 +76,7 @@ def nothing_is_left(server: RunningServer) -> Iterator[None]:
     eventually(lambda: not server.server.connections)
 
 
-# ------------------------------------------------------------------------------------------ good manners
+# ---------------------------------------------------------------------------------------- valid requests
 
 
 def test_a_connection_is_kept(client: RawClient) -> None:
@@ -99,7 +112,7 @@ def test_a_body_may_come_in_chunks(client: RawClient) -> None:
     assert client.answer()[0] == 200
 
 
-def test_a_client_that_waits_is_told_to_go_on(client: RawClient) -> None:
+def test_expect_continue_is_answered(client: RawClient) -> None:
     head = request(body=b"", Expect="100-continue", Content_Length=str(len(BODY)))
 
     client.send(INFER + head)
@@ -112,6 +125,48 @@ def test_a_client_that_waits_is_told_to_go_on(client: RawClient) -> None:
     assert client.answer()[0] == 200
 
 
+@pytest.mark.parametrize("target", ["http://test/v2/models/m", "HTTPS://other:8443/v2/models/m?x=1"])
+def test_an_absolute_target_means_its_path(client: RawClient, target: str) -> None:
+    assert client.ask(request("GET", target))[0] == 200
+
+
+def test_a_request_of_http_1_0_needs_no_host(client: RawClient) -> None:
+    assert client.ask(b"GET /v2/health/live HTTP/1.0\r\n\r\n")[0] == 200
+    assert client.is_closed
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (b"GET /v2/health/live HTTP/1.1\r\n\r\n", 400),
+        (b"GET /v2/health/live HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n", 400),
+        (request(body=BODY, Expect="200-ok"), 417),
+        (request(Transfer_Encoding="gzip, chunked") + b"0\r\n\r\n", 501),
+        (b"GET /v2/health/live HTTP/3.0\r\nHost: a\r\n\r\n", 505),
+        (b"GET /v2/health/live HTTP/0.9\r\nHost: a\r\n\r\n", 505),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 505),
+        (request("GET", "*"), 404),
+    ],
+)
+def test_what_http_says_is_to_be_refused_is(client: RawClient, sent: bytes, status: int) -> None:
+    assert client.ask(sent)[0] == status
+
+
+def test_a_server_that_has_not_loaded_its_models_is_not_ready_rather_than_without_them() -> None:
+    with serving(None, limits=LIMITS) as starting, RawClient(starting.port) as client:
+        for sent in (INFER, request("GET", "/v2/models/m"), request("GET", "/v2/models/m/ready")):
+            status, headers, _ = client.ask(sent)
+            assert (status, headers["retry-after"]) == (503, "1")
+        assert client.ask(request("GET", "/nothing"))[0] == 404
+
+
+def test_a_method_that_a_path_does_not_take_is_answered_with_those_that_it_does(client: RawClient) -> None:
+    status, headers, _ = client.ask(request("PUT", "/v2/models/m"))
+    assert (status, headers["allow"]) == (405, "GET, HEAD")
+    status, headers, _ = client.ask(request("GET", "/v2/models/m/infer"))
+    assert (status, headers["allow"]) == (405, "POST")
+
+
 def test_a_half_closed_connection_gets_its_answers(client: RawClient) -> None:
     client.send(INFER + INFER)
     client.socket.shutdown(socket.SHUT_WR)
@@ -120,7 +175,7 @@ def test_a_half_closed_connection_gets_its_answers(client: RawClient) -> None:
     assert client.is_closed
 
 
-def test_who_asks_for_it_is_closed(client: RawClient) -> None:
+def test_connection_close_is_honoured(client: RawClient) -> None:
     status, headers, _ = client.ask(request(body=BODY, Connection="close"))
 
     assert (status, headers["connection"]) == (200, "close")
@@ -141,7 +196,7 @@ def test_head_has_no_body(client: RawClient) -> None:
     assert client.answer()[0] == 200
 
 
-def test_an_offer_to_upgrade_is_ignored(client: RawClient) -> None:
+def test_an_upgrade_header_is_ignored(client: RawClient) -> None:
     upgrade = request(body=BODY, Connection="Upgrade, HTTP2-Settings", Upgrade="h2c", HTTP2_Settings="AA")
 
     assert client.ask(upgrade)[0] == 200
@@ -170,16 +225,23 @@ def test_an_offer_to_upgrade_is_ignored(client: RawClient) -> None:
         (request("GET", "/nothing", token="wrong"), 401),
         (request(body=BODY, Content_Encoding="gzip"), 415),
         (request(body=BODY, authorization="Bearer other"), 400),
+        (request(body=BODY, host="other"), 400),
+        (request(body=BODY, content_length=str(len(BODY)), Content_Length=str(len(BODY))), 400),
+        (request(body=BODY, **{f"X{number}": "" for number in range(120)}), 431),
+        (request(body=b"", token="wrong", Content_Length="99999"), 401),
+        (request(body=b"", token="wrong", Transfer_Encoding="chunked"), 401),
+        (request(body=b"", token="wrong", Content_Length="99999", Expect="100-continue"), 401),
+        (request("POST", "/v2/health/live", body=b" " * 100, token=None), 413),
+        (request("POST", "/v2/health/ready", token=None, Transfer_Encoding="chunked"), 413),
     ],
 )
-def test_what_cannot_be_taken_is_refused_in_words(client: RawClient, data: bytes, status: int) -> None:
+def test_malformed_requests_are_refused_with_a_message(client: RawClient, data: bytes, status: int) -> None:
     found, headers, body = client.ask(data)
 
     assert found == status, body
     assert json.loads(body)["error"]
-    if status != 401 or b"wrong" not in data:
-        assert headers["connection"] == "close"
-        assert client.is_closed
+    assert headers["connection"] == "close"
+    assert client.is_closed
 
 
 def test_a_head_that_never_ends_is_cut_off(client: RawClient) -> None:
@@ -211,38 +273,168 @@ def test_killed_clients_leave_nothing_behind(server: RunningServer) -> None:
         client.__exit__()
 
 
-def test_too_many_connections_are_refused(server: RunningServer) -> None:
-    crowd = [RawClient(server.port) for _ in range(50)]
+@contextmanager
+def crowd_of(number: int, server: RunningServer) -> Iterator[list[RawClient]]:
+    crowd = [RawClient(server.port) for _ in range(number)]
     try:
-        eventually(lambda: len(server.server.connections) == 50)
-
-        with RawClient(server.port) as late:
-            assert late.answer()[0] == 503
-        assert crowd[0].ask(INFER)[0] == 200
+        eventually(lambda: len(server.server.connections) == number)
+        yield crowd
     finally:
         for client in crowd:
             client.__exit__()
 
 
-def test_bytes_held_for_all_are_limited(server: RunningServer) -> None:
-    crowd = [RawClient(server.port) for _ in range(5)]
-    try:
+def test_a_caller_who_holds_all_connections_makes_room(server: RunningServer) -> None:
+    other = request(body=BODY, token=OTHER_TOKEN)
+    with crowd_of(50, server) as crowd:
+        assert [client.ask(INFER)[0] for client in crowd[:48]] == [200] * 48
+        assert [client.ask(other)[0] for client in crowd[48:]] == [200] * 2
+
+        with RawClient(server.port) as late, RawClient(server.port) as later:
+            assert late.ask(other)[0] == 200
+            assert later.ask(other)[0] == 200
+
+            assert [client.answer()[0] for client in crowd[:2]] == [0, 0]  # the oldest idle ones
+            assert [client.ask(INFER)[0] for client in crowd[2:48]] == [200] * 46
+            assert [client.ask(other)[0] for client in crowd[48:]] == [200] * 2
+
+
+def test_a_caller_who_sends_slowly_on_all_connections_makes_room(server: RunningServer) -> None:
+    with crowd_of(50, server) as crowd:
+        for client in crowd:
+            client.send(request(body=b" ", Content_Length="1000"))
+        eventually(lambda: not server.server.strangers)
+
+        with RawClient(server.port) as late:
+            assert late.ask(request(body=BODY, token=OTHER_TOKEN))[0] == 200
+
+
+def test_callers_of_closed_connections_are_forgotten(server: RunningServer) -> None:
+    with crowd_of(3, server) as crowd:
+        assert [client.ask(INFER)[0] for client in crowd] == [200] * 3
+        assert crowd[0].ask(request(body=BODY, token=OTHER_TOKEN))[0] == 200
+        assert sorted(len(theirs) for theirs in server.server.callers.values()) == [1, 2]
+
+    eventually(lambda: not server.server.callers)
+
+
+def test_strangers_keep_nobody_out(server: RunningServer) -> None:
+    with crowd_of(50, server) as crowd:
+        assert crowd[0].ask(INFER)[0] == 200
+
+        with RawClient(server.port) as late:
+            assert late.ask(INFER)[0] == 200
+
+        assert crowd[0].ask(INFER)[0] == 200
+        assert crowd[1].answer()[0] == 0  # the one that came first and said nothing made room
+
+
+def test_newcomers_do_not_displace_one_another(server: RunningServer) -> None:
+    with crowd_of(50, server) as crowd:
+        assert [client.ask(INFER)[0] for client in crowd] == [200] * 50
+
+        newcomers = [RawClient(server.port) for _ in range(5)]
+        eventually(lambda: len(server.server.strangers) == 5 and len(server.server.connections) == 50)
+
+        assert [client.ask(INFER)[0] for client in newcomers] == [200] * 5
+        for client in newcomers:
+            client.__exit__()
+
+
+async def dispatch(server: RunningServer, exchanges: list[Any]) -> None:
+    for exchange in exchanges:
+        server.server.dispatch(exchange)
+
+
+def test_a_server_whose_connections_are_all_busy_refuses_another(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pending: list[Any] = []
+    with crowd_of(50, server) as crowd:
+        with monkeypatch.context() as patch:
+            patch.setattr(server.server, "dispatch", pending.append)
+            for client in crowd:
+                client.send(INFER)
+            eventually(lambda: len(pending) == 50)
+            with RawClient(server.port) as late:
+                assert late.ask(INFER)[0] == 503
+
+        server.do(dispatch(server, pending))
+        assert [client.answer()[0] for client in crowd] == [200] * 50
+
+
+def test_bytes_of_one_caller_are_limited(server: RunningServer) -> None:
+    with crowd_of(5, server) as crowd:
         for client in crowd:
             client.send(request(body=b" " * 90_000, Content_Length="95000"))
 
         statuses = sorted(client.answer()[0] for client in crowd)
 
-        assert 503 in statuses
-        assert set(statuses) <= {503, 408}
-    finally:
+    assert 503 in statuses
+    assert set(statuses) <= {503, 408}
+
+
+def test_a_caller_who_holds_all_it_may_leaves_room_for_others(server: RunningServer) -> None:
+    whole = BODY + b" " * 90_000
+    with crowd_of(5, server) as crowd, RawClient(server.port) as other:
         for client in crowd:
-            client.__exit__()
+            client.send(request(body=b" " * 90_000, Content_Length="95000"))
+        eventually(lambda: server.server.metrics.held_bytes >= 90_000)
+
+        assert other.ask(request(body=whole, token=OTHER_TOKEN))[0] == 200
+
+
+def test_bytes_without_a_valid_token_are_not_held(server: RunningServer) -> None:
+    """Each of them announces nearly a whole body, and sends what it can of it."""
+    with crowd_of(16, server) as crowd, RawClient(server.port) as other:
+        for client in crowd:
+            client.send(request(body=b" " * 2000, token="wrong", Content_Length="99999"))
+        refused = [client.answer()[0] for client in crowd]
+
+        assert server.server.metrics.held_bytes == 0
+        assert other.ask(INFER)[0] == 200
+
+    assert refused == [401] * 16
+
+
+def test_what_trails_a_body_means_nothing(client: RawClient) -> None:
+    client.send(request(Transfer_Encoding="chunked"))
+    client.send(b"%x\r\n%b\r\n0\r\nInference-Header-Content-Length: 3\r\n" % (len(BODY), BODY))
+    client.send(b"Authorization: Bearer x\r\n\r\n")
+
+    assert client.answer()[0] == 200
+
+
+def test_trailers_are_limited_like_a_head(client: RawClient) -> None:
+    client.send(request(Transfer_Encoding="chunked"))
+    client.send(b"%x\r\n%b\r\n0\r\n" % (len(BODY), BODY))
+    client.send(b"A: b\r\n" * 200)
+
+    assert client.answer()[0] == 431
+
+
+def test_answers_that_nobody_reads_are_limited(models: Path) -> None:
+    """A small request with a large answer: what is not read counts for its caller, like what it sends."""
+    limits = ServerLimits(held_bytes=4_000_000, pipelined=64)
+    widened(models / "wide.onnx", 100_000)
+    with serving(deployment(("m", "1", models / "wide.onnx")), limits=limits) as wide:
+        with RawClient(wide.port) as greedy, RawClient(wide.port) as other:
+            greedy.send(request(body=ONE) * 40)
+            eventually(lambda: wide.server.metrics.held_bytes > 1_000_000)
+            held = wide.server.metrics.held_bytes
+            answered = other.ask(request(body=ONE, token=OTHER_TOKEN))[0]
+            statuses = [greedy.answer()[0] for _ in range(40)]
+        eventually(lambda: wide.server.metrics.held_bytes == 0)
+
+    assert held <= 2_000_000
+    assert answered == 200
+    assert set(statuses) == {200, 503}
 
 
 # ------------------------------------------------------------------------------------ overload, stopping
 
 
-def test_more_work_than_can_be_done_is_refused_not_queued(models: Path) -> None:
+def test_overload_is_refused_instead_of_queued(models: Path) -> None:
     limits = ServerLimits(waiting=2, threads=1)
     with serving(deployment(("m", "1", models / "heavy.onnx")), limits=limits) as busy:
         queue = busy.server._deployment_state.served["m"].queues["1"]
@@ -258,7 +450,7 @@ def test_more_work_than_can_be_done_is_refused_not_queued(models: Path) -> None:
     assert statuses[-1] == 200
 
 
-def test_a_server_that_stops_answers_what_was_asked(models: Path) -> None:
+def test_a_stopping_server_answers_received_requests(models: Path) -> None:
     with serving(deployment(("m", "1", models / "heavy.onnx"))) as stopping:
         with RawClient(stopping.port) as client, RawClient(stopping.port) as idle:
             assert idle.ask(INFER)[0] == 200

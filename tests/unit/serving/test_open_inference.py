@@ -15,7 +15,7 @@ from model_servers import TOKEN, RunningServer, constant, deployment, mlp, servi
 
 
 def headers() -> dict[str, str]:
-    """New each time: the client writes into what it is given."""
+    """Return new headers each time, because the client modifies them."""
     return {"Authorization": f"Bearer {TOKEN}"}
 
 
@@ -63,7 +63,7 @@ def test_health_and_metadata(client: triton.InferenceServerClient) -> None:
 
 @pytest.mark.parametrize("binary_in", [True, False])
 @pytest.mark.parametrize("binary_out", [True, False])
-def test_answers_are_those_of_the_model(
+def test_answers_equal_the_models_outputs(
     client: triton.InferenceServerClient, folder: Path, binary_in: bool, binary_out: bool
 ) -> None:
     rows = np.random.default_rng(1).standard_normal((3, 32)).astype(np.float32)
@@ -123,7 +123,7 @@ def test_a_request_id_always_reaches_the_same_version(client: triton.InferenceSe
     assert all(version(request) == found for request, found in chosen.items())
 
 
-def test_many_at_once_each_get_their_own(client: triton.InferenceServerClient) -> None:
+def test_concurrent_requests_get_their_own_answers(client: triton.InferenceServerClient) -> None:
     def ask(value: int) -> triton.InferAsyncRequest:
         inputs = [
             tensor("amount", np.array([float(value)]), "FP64", binary=True),
@@ -147,14 +147,14 @@ def test_many_at_once_each_get_their_own(client: triton.InferenceServerClient) -
         ("forbidden", "x", np.zeros((1, 2), np.float32), "FP32", "no endpoint 'forbidden' that you may call"),
     ],
 )
-def test_what_is_wrong_is_said(
+def test_invalid_requests_are_refused_with_the_reason(
     client: triton.InferenceServerClient, model: str, name: str, array: np.ndarray, datatype: str, words: str
 ) -> None:
     with pytest.raises(InferenceServerException, match=words):
         client.infer(model, [tensor(name, array, datatype, binary=True)], headers=headers())
 
 
-def test_no_token_no_answer(client: triton.InferenceServerClient) -> None:
+def test_a_request_without_a_token_is_refused(client: triton.InferenceServerClient) -> None:
     with pytest.raises(InferenceServerException, match="no token was presented"):
         client.get_model_metadata("m")
     with pytest.raises(InferenceServerException, match="unknown, expired or revoked"):

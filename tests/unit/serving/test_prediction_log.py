@@ -1,23 +1,36 @@
-"""The prediction recorder of the model server: what it writes, and how it fails."""
+"""The prediction recorder of the model server: its batches, and its failures."""
 
 from __future__ import annotations
 
+import json
+import math
 import threading
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Any
+from pathlib import Path
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
 
 from falaj.apps.model_server.platform import recorder
 from falaj.apps.model_server.platform.recorder import PredictionRecorder, PredictionSource, VersionKey
-from falaj.errors import FalajError, NotFound, Unavailable
+from falaj.assembly.model_server import service_caller
+from falaj.errors import Damaged, FalajError, NotFound, Unavailable
+from falaj.governance.arrow_ipc import parse_arrow
+from falaj.governance.operations.caller import acting_as
+from falaj.ports.parsers import ByteSource
+from falaj.records.governance.identity import Role
 from falaj.records.monitoring.sketches import ColumnRole
-from falaj.records.serving import Datatype, ScoringRule, ServedModel, Tensor
+from falaj.records.serving import Datatype, PredictionRecord, ScoringRule, ServedModel, Tensor
+from falaj.serving import store as serving_store
 from falaj.serving.dependencies import PredictedBatch, PredictedRequest
 from falaj.serving.prediction_batches import decode_batch, split_id
 from falaj.serving.scores import percentile_ms, score
+from falaj.serving.service import MODEL_SERVER
+from hostile_rows import LYING, arrow_file, rows
+from model_servers import constant
+from platforms import OwnPlatform
 
 MODEL = ServedModel(
     name="m",
@@ -33,7 +46,7 @@ KEY: VersionKey = ("endpoint", "1")
 
 
 class Store:
-    """Keeps batches, or fails as it is told."""
+    """Keeps batches, or fails as configured."""
 
     def __init__(self) -> None:
         self.kept: dict[str, bytes] = {}
@@ -64,7 +77,7 @@ def made_log(store: Store, collector: Sketches | None = None) -> PredictionRecor
 
 
 def answered(log: PredictionRecorder, *sizes: int) -> list[str]:
-    """The ids of requests with so many rows each, answered as one batch."""
+    """Return the ids of requests with that many rows each, answered as one batch."""
     requests, at = [], 0
     for size in sizes:
         requests.append(PredictedRequest("endpoint", log.next_id(*KEY), "", "vera", slice(at, at + size)))
@@ -77,7 +90,11 @@ def answered(log: PredictionRecorder, *sizes: int) -> list[str]:
 
 def values(store: Store, ident: str) -> dict[str, Any]:
     batch, number, row = split_id(ident)
-    decoded = decode_batch(store.kept[batch])
+    kept = store.kept[batch]
+    source = ByteSource(len(kept), lambda offset, length: kept[offset : offset + length])
+    decoded = decode_batch(
+        parse_arrow([source], {"where": "batch", "limit_bytes": 1 << 20}).content, limit_bytes=1 << 20
+    )
     place = decoded.place(number, row)
     assert place is not None
     return decoded.fields(place) | {"predicted": decoded.predicted(place)}
@@ -102,7 +119,19 @@ def test_every_row_is_found_by_its_id() -> None:
     assert not log.lost
 
 
-def test_what_cannot_be_written_waits_and_is_written_later() -> None:
+def test_numbers_that_json_lacks_are_texts_in_a_logged_prediction() -> None:
+    """As null they could not be told from each other, nor from a value that is null."""
+    values = {"a": math.inf, "b": -math.inf, "c": math.nan, "d": None, "e": [1.5, math.inf]}
+    facts = dict.fromkeys(("id", "endpoint", "model", "version", "caller", "request"), "x")
+    found = PredictionRecord(**facts, at=datetime(2026, 1, 1, tzinfo=UTC), inputs=values, outputs={})
+
+    sent = json.loads(found.model_dump_json(), parse_constant=pytest.fail)
+
+    expected = {"a": "Infinity", "b": "-Infinity", "c": "NaN", "d": None, "e": [1.5, "Infinity"]}
+    assert sent["inputs"] == expected
+
+
+def test_rows_that_cannot_be_written_are_retried_later() -> None:
     store = Store()
     log = made_log(store)
     store.error = Unavailable("the disk is full")
@@ -135,7 +164,7 @@ def test_memory_is_bounded_and_what_is_dropped_is_counted(monkeypatch: pytest.Mo
     assert log.lost[KEY] == 24
 
 
-def test_an_endpoint_that_is_gone_does_not_hold_up_the_others() -> None:
+def test_a_removed_endpoint_does_not_block_the_others() -> None:
     store = Store()
     log = made_log(store)
     store.error = NotFound("there is no endpoint")
@@ -190,7 +219,9 @@ def test_an_answer_that_comes_after_its_batch_is_counted_as_lost(monkeypatch: py
         (ScoringRule.LOG_LOSS, [0.0], 1, 16.118096),
     ],
 )
-def test_scores(scoring: ScoringRule, predicted: Sequence[float], label: float, expected: float) -> None:
+def test_scores_of_each_metric(
+    scoring: ScoringRule, predicted: Sequence[float], label: float, expected: float
+) -> None:
     assert score(scoring, predicted, label) == pytest.approx(expected, rel=1e-5)
 
 
@@ -200,3 +231,44 @@ def test_percentiles_are_interpolated_in_their_bucket() -> None:
     assert percentile_ms(latency, 0.49) == pytest.approx(0.75)
     assert percentile_ms(latency, 0.99) == pytest.approx(7.5)
     assert percentile_ms([], 0.5) is None
+
+
+@pytest.mark.parametrize("content", [*LYING.values(), arrow_file(rows()), b"", b"ARROW1"])
+def test_a_batch_that_is_none_is_damaged(content: bytes) -> None:
+    with pytest.raises(Damaged):
+        decode_batch(content, limit_bytes=1 << 20)
+
+
+# ---------------------------------------------------------------------------------------- on a real platform
+
+
+def test_predictions_whose_transaction_failed_are_stored_by_the_next_try(
+    light_platform: OwnPlatform, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = light_platform.put("model", constant(tmp_path / "model.onnx", 7.0).read_bytes())
+    version = light_platform.models.register("churn", files=(model.id,), paths=("model.onnx",))
+    endpoint = light_platform.endpoints.deploy("churn", model="churn@1")
+    server = service_caller(light_platform.parts.gate, MODEL_SERVER, Role.OPERATOR)
+
+    def record(_key: VersionKey, batch: str, content: bytes, rows: int, source: PredictionSource) -> None:
+        with acting_as(server):
+            light_platform.endpoints.record(
+                iter([content]), endpoint=endpoint.id, batch=batch, rows=rows, version=source.version
+            )
+
+    log = PredictionRecorder(record, every_s=60)
+    log.sources = {KEY: PredictionSource(version.id, (), ())}
+    with monkeypatch.context() as patch:
+        patch.setattr(serving_store, "add_batch", full)
+        (ident,) = answered(log, 1)
+        log.flush()
+    log.flush()
+    log.flush()
+
+    with acting_as(server):
+        assert light_platform.endpoints.prediction(ident).id == ident
+    assert not log.lost
+
+
+def full(*_given: Any, **_more: Any) -> NoReturn:
+    raise Unavailable("the disk of the metadata database is full")

@@ -3,32 +3,51 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
+from onnx import helper
 
 from falaj.errors import Conflict
 from falaj.records.features import OnlineRow, OnlineRows
 from falaj.records.serving import Deployment, Lookup, ViewLookup
 from falaj.serving.dependencies import PredictedBatch
-from model_servers import RawClient, RunningServer, constant, deployment, request, serving, tabular
+from model_servers import RawClient, RunningServer, constant, deployment, model, request, serving, tabular
+
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
 
 class Passengers:
-    """Two features of two passengers; a route that is not known yet."""
+    """Two features of two passengers, and a route that is not known yet."""
 
     def read(self, view: str, keys: list[str]) -> OnlineRows:
         if view == "offline":
             raise Conflict("view offline is not online")
-        known = {"7": (1.0, 2), "8": (3.0, None), "a\\|b|c": (5.0, 6)}
-        rows = (OnlineRow(key=key, event_time=None, values=known.get(key, (None, None))) for key in keys)
+        known = {"7": (1.0, 2), "8": (3.0, None), "a\\|b|c": (5.0, 6), **WHOLE}
+        rows = (
+            OnlineRow(key=key, event_time=NOON if key in known else None, values=known.get(key, (None, None)))
+            for key in keys
+        )
         return OnlineRows(version=1, features=("age", "bags"), rows=tuple(rows))
 
 
+WHOLE = {
+    "largest": (2**53 + 1, 2**63 - 1),
+    "fraction": (1.5, 1),
+    "endless": (float("inf"), 1),
+    "too-large": (1e19, 1),
+}
+"""What passengers have for a model that takes integers."""
+
+
 class Kept:
-    """A log that keeps batches, or fails if told to."""
+    """A log that keeps batches, or fails if configured."""
 
     def __init__(self) -> None:
         self.batches: list[PredictedBatch] = []
@@ -43,6 +62,15 @@ class Kept:
         self.batches.append(batch)
 
 
+LOOKING = ("looked", "mixed", "pairs", "offline", "strict")
+
+
+def whole_numbers(path: Path) -> Path:
+    """Write a model whose input cannot be NaN."""
+    onnx.save(model([helper.make_node("Identity", ["x"], ["y"])], {"x": ["n", 2]}, {"y": ["n", 2]}), path)
+    return path
+
+
 @pytest.fixture(scope="module")
 def log() -> Kept:
     return Kept()
@@ -54,7 +82,8 @@ def server(tmp_path_factory: pytest.TempPathFactory, log: Kept) -> Iterator[Runn
     wanted = deployment(
         ("m", "1", constant(folder / "m.onnx", 1)),
         ("t", "1", tabular(folder / "t.onnx")),
-        *((name, "1", constant(folder / "l.onnx", 5)) for name in ("looked", "mixed", "pairs", "offline")),
+        *((name, "1", constant(folder / "l.onnx", 5)) for name in LOOKING),
+        ("whole", "1", whole_numbers(folder / "w.onnx")),
     )
     seen = ("age", "bags")
     person = ViewLookup(view="passengers", name="p", keys=("passenger",), features=seen)
@@ -63,6 +92,8 @@ def server(tmp_path_factory: pytest.TempPathFactory, log: Kept) -> Iterator[Runn
         "mixed": Lookup(views=(person,), features=("bags", "miles"), missing=-1),
         "pairs": Lookup(views=(person.model_copy(update={"keys": ("from", "to")}),), features=seen),
         "offline": Lookup(views=(person.model_copy(update={"view": "offline"}),), features=seen),
+        "strict": Lookup(views=(person,), features=seen, missing="reject", defaults={"bags": 9}),
+        "whole": Lookup(views=(person,), features=seen),
     }
     endpoints = [e.model_copy(update={"lookup": lookups.get(e.name)}) for e in wanted.endpoints]
     with serving(
@@ -124,7 +155,7 @@ BAD = {
 
 
 @pytest.mark.parametrize(("body", "words"), BAD.items())
-def test_what_is_wrong_with_a_request_is_said_and_the_connection_lives(
+def test_an_invalid_request_is_explained_and_the_connection_stays_open(
     client: RawClient, body: bytes, words: str
 ) -> None:
     status, _, answer = client.ask(request(body=body))
@@ -142,8 +173,8 @@ def test_a_wrong_json_length_is_refused(client: RawClient, length: str) -> None:
 
 
 def test_an_output_is_given_once(client: RawClient) -> None:
-    """Else a small request could ask for more bytes than the server has."""
-    wanted = [{"name": "y"}] * 100_000
+    """Otherwise a small request could demand more bytes than the server has."""
+    wanted = [{"name": "y"}] * 4000
 
     status, _, answer = client.ask(
         request(body=json.dumps({**json.loads(x([1, 2])), "outputs": wanted}).encode())
@@ -153,6 +184,38 @@ def test_an_output_is_given_once(client: RawClient) -> None:
         400,
         "output 'y': given a duplicate, allowed each output once",
     )
+
+
+TINY = b'{"name":"x","shape":[1,2],"datatype":"FP32","data":[1,2]}'
+HOSTILE = {
+    "duplicate inputs": b'{"inputs":[%b]}' % b",".join([TINY] * 100_000),
+    "tiny inputs": b'{"inputs":[%b]}' % b",".join([b'{"name":"","shape":[],"datatype":""}'] * 400_000),
+    "outputs": b'{"inputs":[%b],"outputs":[%b]}' % (TINY, b",".join([b'{"name":"y"}'] * 400_000)),
+    "dimensions": x([1, 2], shape=[2**62] * 500_000),
+    "empty lists": x([])[:-4] + b"[%b]}]}" % b",".join([b"[]"] * 5_000_000),
+    "parameters": b'{"parameters":{"a":[%b]},"inputs":[%b]}' % (b",".join([b"[]"] * 5_000_000), TINY),
+    "digits": x([1, 2], shape=[])[:-2] + b'},{"shape":[%b' % (b"9" * 8_000_000),
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_a_body_of_many_parts_is_refused_before_they_are_made(client: RawClient, what: str) -> None:
+    began = time.perf_counter()
+
+    status, _, answer = client.ask(request(body=HOSTILE[what]))
+
+    assert status == 400
+    assert len(answer) < 1000
+    assert time.perf_counter() - began < 3
+
+
+def test_faults_of_many_inputs_are_not_all_listed(client: RawClient) -> None:
+    body = b'{"inputs":[%b]}' % b",".join([b'{"name":"q","shape":[1],"datatype":"FP32"}'] * 4000)
+
+    status, _, answer = client.ask(request(body=body))
+
+    assert status == 400
+    assert len(answer) < 10_000
 
 
 def test_the_id_of_a_request_is_short(client: RawClient) -> None:
@@ -166,7 +229,7 @@ def test_the_id_of_a_request_is_short(client: RawClient) -> None:
     assert json.loads(answer)["error"] == "id: given 257 characters, allowed at most 256"
 
 
-def test_all_faults_are_told_at_once(client: RawClient) -> None:
+def test_all_faults_are_reported_at_once(client: RawClient) -> None:
     body = {
         "inputs": [
             {"name": "amount", "shape": [2], "datatype": "FP32", "data": [1, 2]},
@@ -189,7 +252,7 @@ def test_inputs_must_have_the_same_number_of_rows(client: RawClient) -> None:
     assert b"different numbers of rows: given amount [2], category [1]" in answer
 
 
-def test_values_that_the_model_refuses_spoil_no_other_request(server: RunningServer) -> None:
+def test_values_that_the_model_refuses_fail_no_other_request(server: RunningServer) -> None:
     bad, good = scores([1.0], [99]), scores([1.0], [1])
 
     with RawClient(server.port) as client:
@@ -251,7 +314,85 @@ def test_a_key_of_several_columns_is_spelled_as_the_store_does(client: RawClient
     ]
 
 
-def test_whoever_brings_the_whole_input_looks_nothing_up(client: RawClient, log: Kept) -> None:
+def test_the_answer_says_which_feature_of_which_row_is_missing(client: RawClient) -> None:
+    body = named(("passenger", "BYTES", ["7", "8", "nobody"]))[:-1] + b',"id":"mine"}'
+
+    status, _, answer = client.ask(request(path="/v2/models/looked/infer", body=body))
+
+    found = json.loads(answer)
+    assert status == 200
+    assert json.loads(found["parameters"]["missing_features"]) == [
+        {"row": 1, "view": "p", "key": "8", "reason": "null", "features": ["bags"]},
+        {"row": 2, "view": "p", "key": "nobody", "reason": "unknown_key", "features": ["p__age", "bags"]},
+    ]
+    assert found["parameters"]["missing_rows"] == 2
+    assert found["parameters"]["prediction"].startswith("looked-")
+    assert (found["outputs"][0]["data"], found["outputs"][0]["parameters"]) == (
+        [5.0, None, None],
+        {"not_finite": 2},
+    )
+
+
+def test_of_many_missing_rows_the_first_are_listed_and_all_are_counted(client: RawClient) -> None:
+    body = named(("passenger", "INT64", list(range(1_000, 3_000))))
+
+    _, _, answer = client.ask(request(path="/v2/models/looked/infer", body=body))
+
+    parameters = json.loads(answer)["parameters"]
+    assert len(json.loads(parameters["missing_features"])) == 50
+    assert parameters["missing_rows"] == 2_000
+
+
+def test_a_complete_row_has_no_notes(client: RawClient) -> None:
+    _, _, answer = client.ask(
+        request(path="/v2/models/looked/infer", body=named(("passenger", "BYTES", ["7"])))
+    )
+
+    assert "parameters" not in json.loads(answer)
+    assert "parameters" not in json.loads(answer)["outputs"][0]
+
+
+def test_an_endpoint_may_reject_rows_without_a_feature(client: RawClient, log: Kept) -> None:
+    body = named(("passenger", "BYTES", ["7", "nobody"]))
+
+    status, _, answer = client.ask(request(path="/v2/models/strict/infer", body=body))
+    bags = looked_up(client, "strict", named(("passenger", "BYTES", ["7", "8"])), log)
+
+    words = "row 1, feature age: given passenger 'nobody', which p does not have"
+    assert (status, words in json.loads(answer)["error"]) == (400, True), answer
+    assert bags == [[1.0, 2.0], [3.0, 9.0]]  # bags have a default
+
+
+def test_a_model_of_whole_numbers_gets_no_nan(client: RawClient) -> None:
+    """NaN would become the smallest integer without a word."""
+    status, _, answer = client.ask(
+        request(path="/v2/models/whole/infer", body=named(("passenger", "BYTES", ["8"])))
+    )
+
+    assert status == 400
+    assert "row 0, feature bags: given passenger '8', whose value in p is null" in json.loads(answer)["error"]
+
+
+def test_a_model_of_whole_numbers_gets_each_as_it_is(client: RawClient) -> None:
+    """A double holds integers up to 2**53 only."""
+    body = named(("passenger", "BYTES", ["largest", "7"]))
+
+    status, _, answer = client.ask(request(path="/v2/models/whole/infer", body=body))
+
+    assert (status, json.loads(answer)["outputs"][0]["data"]) == (200, [2**53 + 1, 2**63 - 1, 1, 2])
+
+
+@pytest.mark.parametrize(("key", "given"), [("fraction", "1.5"), ("endless", "inf"), ("too-large", "1e+19")])
+def test_a_model_of_whole_numbers_gets_nothing_else(client: RawClient, key: str, given: str) -> None:
+    body = named(("passenger", "BYTES", ["7", key]))
+
+    status, _, answer = client.ask(request(path="/v2/models/whole/infer", body=body))
+
+    words = f"row 1, feature age: given {given}, allowed a whole number that INT64 holds"
+    assert (status, words in json.loads(answer)["error"]) == (400, True), answer
+
+
+def test_a_request_with_all_inputs_needs_no_lookup(client: RawClient, log: Kept) -> None:
     assert looked_up(client, "looked", x([8, 9]), log) == [[8.0, 9.0]]
 
 
@@ -289,7 +430,7 @@ def test_a_lookup_that_cannot_be_made_is_explained(
     assert (found, words in json.loads(answer)["error"]) == (status, True), answer
 
 
-def test_an_answer_says_which_prediction_it_is(client: RawClient) -> None:
+def test_an_answer_has_its_prediction_id(client: RawClient) -> None:
     _, headers, body = client.ask(request(body=x([1, 2])))
     _, own_headers, own = client.ask(request(body=x([1, 2])[:-1] + b',"id":"mine"}'))
 

@@ -1,4 +1,4 @@
-"""Metrics: what is acknowledged is stored, once, whatever the numbers are and however many write at a time."""
+"""Metrics: acknowledged points are stored once, for any numbers and any number of concurrent writers."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def run(runs: Runs) -> str:
     return runs.start("churn").id
 
 
-# ------------------------------------------------------------------------------------- what is stored
+# -------------------------------------------------------------------------------------------- storage
 
 
 def test_a_batch_comes_back_in_order_with_its_summary(runs: Runs, run: str) -> None:
@@ -54,7 +54,7 @@ def test_a_batch_comes_back_in_order_with_its_summary(runs: Runs, run: str) -> N
     assert [metric.key for metric in runs.show(run).metrics] == ["accuracy", "loss"]
 
 
-def test_numbers_that_are_none_are_kept(runs: Runs, run: str) -> None:
+def test_nan_and_infinity_are_kept(runs: Runs, run: str) -> None:
     given = [at(1, math.nan), at(2, math.inf), at(3, -math.inf), at(4, 0.0), at(5, math.nan)]
 
     runs.log_metrics(run, given)
@@ -109,7 +109,7 @@ def test_late_points_do_not_become_the_last(runs: Runs, run: str) -> None:
     assert (loss.points, loss.last, loss.last_step, loss.high) == (3, 0.5, 10, 9.0)
 
 
-# ------------------------------------------------------------------------------------------ repetition
+# ------------------------------------------------------------------------------------ repeated batches
 
 
 def test_the_same_point_is_stored_once(runs: Runs, run: str) -> None:
@@ -166,7 +166,7 @@ def test_an_ended_run_takes_no_metrics(runs: Runs, run: str) -> None:
         runs.log_metrics(run, [at(1, 0.5)])
 
 
-def test_what_is_no_run_takes_no_metrics(platform: OwnPlatform, runs: Runs) -> None:
+def test_an_object_that_is_not_a_run_takes_no_metrics(platform: OwnPlatform, runs: Runs) -> None:
     blob = platform.put("b", b"x").id
 
     for ident in ("run_" + "0" * 26, "nobody-knows", blob):
@@ -191,7 +191,7 @@ def test_what_is_no_run_takes_no_metrics(platform: OwnPlatform, runs: Runs) -> N
         ([{"key": "k", "value": 1}] * (BATCH_POINTS + 1), "points"),
     ],
 )
-def test_input_that_is_wrong_is_told_by_its_place(points: Sequence[Any], where: str) -> None:
+def test_wrong_input_is_reported_by_its_position(points: Sequence[Any], where: str) -> None:
     with pytest.raises(InvalidInput) as refused:
         OPERATION.check({"run": "run", "points": points})
 
@@ -199,7 +199,7 @@ def test_input_that_is_wrong_is_told_by_its_place(points: Sequence[Any], where: 
 
 
 @pytest.mark.parametrize("value", [0.1, math.nan, math.inf, -math.inf])
-def test_every_number_survives_the_wire(value: float) -> None:
+def test_every_number_round_trips_through_json(value: float) -> None:
     given = OPERATION.check({"run": "run", "points": [at(1, value)]})
 
     (received,) = OPERATION.check_json(given.model_dump_json().encode()).points
@@ -215,7 +215,8 @@ def test_an_unknown_metric_is_not_found(runs: Runs, run: str) -> None:
 # ------------------------------------------------------------------------------------------ durability
 
 
-def test_what_was_acknowledged_is_seen_by_every_process(platform: OwnPlatform, runs: Runs, run: str) -> None:
+@pytest.mark.slow
+def test_acknowledged_points_are_seen_by_every_process(platform: OwnPlatform, runs: Runs, run: str) -> None:
     runs.log_metrics(run, [at(1, 0.5)])
 
     elsewhere = platform.again()

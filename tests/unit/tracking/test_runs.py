@@ -1,4 +1,4 @@
-"""Runs: started, logged to, ended, found again; seen only by who may, and under the labels of what they read."""
+"""Runs: started, logged to, ended and listed; visible by permission, and under the labels of their inputs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from platforms import OwnPlatform
 OPERATIONS = operations_of(Runs)
 
 
-def test_a_run_says_what_was_logged_to_it(platform: OwnPlatform, runs: Runs) -> None:
+def test_a_run_shows_what_was_logged(platform: OwnPlatform, runs: Runs) -> None:
     started = runs.start("churn", name="first try", params={"lr": 0.1, "depth": 4}, tags={"team": "risk"})
     platform.clock.advance(timedelta(minutes=5))
     runs.log_metrics(started.id, [MetricPoint(key="loss", value=0.5)])
@@ -40,7 +40,7 @@ def test_a_run_says_what_was_logged_to_it(platform: OwnPlatform, runs: Runs) -> 
     assert platform.objects.show("experiment:churn").id == ended.experiment
 
 
-def test_an_experiment_is_made_once_however_many_start_at_a_time(platform: OwnPlatform, runs: Runs) -> None:
+def test_an_experiment_is_made_once_by_concurrent_starts(platform: OwnPlatform, runs: Runs) -> None:
     with ThreadPoolExecutor(8) as pool:
         started = list(pool.map(lambda _: runs.start("churn"), range(16)))
 
@@ -143,15 +143,15 @@ def test_a_list_is_narrowed_by_status(runs: Runs) -> None:
 @pytest.mark.parametrize(
     "condition", ["loss < 1", "metrics.loss ~ 1", "metrics.loss < much", "tags.a < 1", ""]
 )
-def test_a_condition_that_is_none_is_refused(condition: str) -> None:
+def test_an_invalid_condition_is_refused(condition: str) -> None:
     with pytest.raises(InvalidInput, match="condition"):
         OPERATIONS["list"].check({"experiment": "churn", "where": (condition,)})
 
 
-# ---------------------------------------------------------------------------------------- who may what
+# ----------------------------------------------------------------------------------------- permissions
 
 
-def test_a_run_of_another_workspace_is_not_there(platform: OwnPlatform, runs: Runs) -> None:
+def test_a_run_of_another_workspace_is_not_found(platform: OwnPlatform, runs: Runs) -> None:
     platform.workspaces.create("risk")
     stranger = platform.join("sam", Role.DEVELOPER, workspace="risk")
     run = runs.start("churn").id
@@ -195,7 +195,7 @@ def test_a_viewer_reads_and_does_not_write(platform: OwnPlatform, runs: Runs) ->
 # ------------------------------------------------------------------------------- labels and artifacts
 
 
-def test_what_a_run_reads_restricts_it_and_what_comes_from_it(platform: OwnPlatform, runs: Runs) -> None:
+def test_labels_of_inputs_flow_into_the_run_and_its_outputs(platform: OwnPlatform, runs: Runs) -> None:
     data = platform.put("patients", b"x", only=("AE",), classes=("health",))
 
     run = runs.start("churn", sources=("blob:patients",))
@@ -229,9 +229,7 @@ def test_an_artifact_has_its_path_and_size(runs: Runs, platform: OwnPlatform) ->
     assert runs.show(run).artifacts == (attached,)
 
 
-def test_a_blob_that_has_nothing_to_do_with_the_run_is_not_attached(
-    platform: OwnPlatform, runs: Runs
-) -> None:
+def test_an_unrelated_blob_is_not_attached(platform: OwnPlatform, runs: Runs) -> None:
     run = runs.start("churn").id
     platform.put("stray", b"x")
     platform.put("one", b"x", sources=(run,))
@@ -247,6 +245,6 @@ def test_a_blob_that_has_nothing_to_do_with_the_run_is_not_attached(
 @pytest.mark.parametrize(
     "path", ["", "/etc/passwd", "../up", "a/../b", "a//b", "a/", "a\\b", "a\n", "x" * 501]
 )
-def test_a_path_that_leads_elsewhere_is_refused(path: str) -> None:
+def test_a_path_that_escapes_the_run_is_refused(path: str) -> None:
     with pytest.raises(InvalidInput):
         OPERATIONS["log_artifact"].check({"run": "run", "path": path, "blob": "blob"})

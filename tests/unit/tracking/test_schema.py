@@ -1,4 +1,4 @@
-"""The schema that the migration makes is the one that tracking speaks of, on both databases."""
+"""The migrated schema equals the tables of tracking, on both databases."""
 
 from __future__ import annotations
 

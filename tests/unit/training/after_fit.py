@@ -21,7 +21,7 @@ BAD = 5
 
 def act(options: dict[str, Any], rank: int) -> dict[str, Any]:
     torch.set_num_threads(1)
-    torch.manual_seed(rank)  # the first one's model counts
+    torch.manual_seed(rank)  # the model of rank 0 counts
     model = make_model("layers")
     bad, other = options.pop("bad", -1), options.pop("then", options["parallel"])
     found = {"first": losses_of(model, options, bad=bad), "listeners": listeners(model)}
@@ -40,7 +40,7 @@ def losses_of(model: nn.Module, options: dict[str, Any], *, bad: int = -1) -> li
 
 
 def by_hand(model: nn.Module) -> list[float]:
-    """A plain loop, over the same rows in all processes."""
+    """Run a plain loop, over the same rows in all processes."""
     rows = torch.randn(16, FEATURES, generator=torch.Generator().manual_seed(7))
     optimizer, found = torch.optim.SGD(model.parameters(), lr=0.05), []
     for _ in range(3):
@@ -59,5 +59,5 @@ def listeners(model: nn.Module) -> int:
     return sum(hook.__module__.startswith("falaj") for hook in hooks)
 
 
-def answer(asked: list[tuple[int, dict[str, Any]]], folder: Path) -> list[list[Any]]:
-    return [run_gang(count, partial(act, options), folder) for count, options in asked]
+def answer(requests: list[tuple[int, dict[str, Any]]], folder: Path) -> list[list[Any]]:
+    return [run_gang(count, partial(act, options), folder) for count, options in requests]

@@ -1,7 +1,4 @@
-"""A run with all kinds of random numbers, in one process after the other, each killed where the test says.
-
-Its arguments: a folder, and for each process the step of its death (0: none) and the seconds after that step began.
-"""
+"""A run with many random numbers in consecutive processes that are killed at given steps: FOLDER [STEP DELAY]…"""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ import time
 from pathlib import Path
 
 import torch
-import torch._dynamo  # what the first optimizer imports
+import torch._dynamo  # imported by the first optimizer
 from torch import Tensor, nn
 
 from falaj.training.runtime.fit import fit
@@ -23,7 +20,7 @@ SAMPLES, BATCH_SIZE, STEPS = 92, 8, 60
 
 
 class Noisy:
-    """Samples with augmentation by torch and by Python; reading enough of them is deadly."""
+    """Samples with augmentation by torch and by Python; kills the process after enough of them."""
 
     def __init__(self, deadly_read: int, delay_s: float) -> None:
         self._rows = torch.randn(SAMPLES, 6, generator=torch.Generator().manual_seed(1))
@@ -71,7 +68,7 @@ def one_process(folder: str, deadly_step: int, delay_s: float) -> None:
 
 
 def main(folder: str, *moments: str) -> None:
-    """A fork for each process: they share the import of torch, which takes longer than the run."""
+    """Fork for each process: they share the import of torch, which takes longer than the run."""
     for step, delay_s in zip(moments[::2], moments[1::2], strict=True):
         if (pid := os.fork()) == 0:
             one_process(folder, int(step), float(delay_s))

@@ -23,7 +23,7 @@ SOON = timedelta(seconds=4)
 
 
 class Narrow(torch.autograd.Function):
-    """Lets `most` rows through, on their way back."""
+    """Lets at most `most` rows through, in the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, given: Tensor, most: int) -> Tensor:
@@ -38,7 +38,7 @@ class Narrow(torch.autograd.Function):
 
 
 class Net(nn.Module):
-    """`most` rows fit at once, forward or only `backward`; with `buffered` it has a buffer besides."""
+    """At most `most` rows fit at once, forward or only `backward`; with `buffered` it also has a buffer."""
 
     def __init__(self, most: int, *, dropout: float, buffered: bool, backward: bool) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class Net(nn.Module):
 
 
 class Skipping(nn.Module):
-    """Leaves out `skips` of its blocks, which others may use."""
+    """Leaves out `skips` of its blocks, which other processes may use."""
 
     def __init__(self, skips: int) -> None:
         super().__init__()
@@ -94,8 +94,8 @@ def train(options: dict[str, Any], rank: int) -> dict[str, Any]:
         model = Skipping(skips[str(rank)])
         dist.init_process_group("gloo", timeout=SOON)
     stops = options.pop("stops", {}).get(str(rank), 0)
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
         result = fit(
             model,
             nn.functional.mse_loss,
@@ -107,7 +107,7 @@ def train(options: dict[str, Any], rank: int) -> dict[str, Any]:
         )
     return {
         "losses": result.losses,
-        "said": said.getvalue(),
+        "output": output.getvalue(),
         "step": result.step,
         "stopped": result.stopped,
         "ledger": result.ledger,
@@ -115,14 +115,16 @@ def train(options: dict[str, Any], rank: int) -> dict[str, Any]:
     }
 
 
-def said_by(options: dict[str, Any], rank: int) -> dict[str, Any]:
+def report_of(options: dict[str, Any], rank: int) -> dict[str, Any]:
     try:
         return train(dict(options), rank)
     except TrainingError as error:
         return {"error": type(error).__name__, "words": str(error)}
-    except RuntimeError as error:  # what torch says when another process has gone
+    except RuntimeError as error:  # torch's message when another process has gone
         return {"error": "RuntimeError", "words": str(error)}
 
 
-def answer(asked: list[tuple[int, dict[str, Any]]], folder: Path) -> list[list[Any]]:
-    return [run_gang(count, partial(said_by, options), folder, within_s=WITHIN_S) for count, options in asked]
+def answer(requests: list[tuple[int, dict[str, Any]]], folder: Path) -> list[list[Any]]:
+    return [
+        run_gang(count, partial(report_of, options), folder, within_s=WITHIN_S) for count, options in requests
+    ]

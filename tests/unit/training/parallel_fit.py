@@ -21,7 +21,7 @@ SAMPLES = 92
 
 
 class Rows:
-    """Samples with augmentation; reading the `deadly` one kills the process, the `bad` one has a value without end."""
+    """Samples with augmentation; reading the `deadly` one kills the process, the `bad` one has an infinite value."""
 
     def __init__(self, samples: int = SAMPLES, *, deadly: int = 0, bad: int = -1, noise: float = 0.1) -> None:
         self._rows = torch.randn(samples, FEATURES, generator=torch.Generator().manual_seed(1))
@@ -42,7 +42,7 @@ class Rows:
 
 def train(options: dict[str, Any], rank: int) -> dict[str, Any]:
     torch.set_num_threads(1)
-    torch.manual_seed(rank)  # each begins with another model: the first one's counts
+    torch.manual_seed(rank)  # each process begins with another model: that of rank 0 counts
     traits = {name: options.pop(name) for name in ("dropout", "unused", "a_step") if name in options}
     model = make_model(options.pop("model", "net"), **traits)
     deadly = options.pop("deadly", {}).get(str(rank), 0)
@@ -89,17 +89,19 @@ def wide_loss(output: Tensor | tuple[Tensor, ...], target: Tensor) -> Tensor:
 
 
 def norm_of(model: nn.Module) -> float:
-    """A score that needs the whole model, and the model to work."""
+    """A score that needs the whole model, and to run it."""
     assert not model.training
     return float(model(torch.ones(3, FEATURES)).square().sum())
 
 
-def said_by(options: dict[str, Any], rank: int) -> dict[str, Any]:
+def report_of(options: dict[str, Any], rank: int) -> dict[str, Any]:
     try:
         return train(dict(options), rank)
     except TrainingError as refusal:
         return {"refused": str(refusal)}
 
 
-def answer(asked: list[tuple[int, dict[str, Any]]], folder: Path) -> list[list[Any]]:
-    return [run_gang(count, partial(said_by, options), folder, together=True) for count, options in asked]
+def answer(requests: list[tuple[int, dict[str, Any]]], folder: Path) -> list[list[Any]]:
+    return [
+        run_gang(count, partial(report_of, options), folder, together=True) for count, options in requests
+    ]

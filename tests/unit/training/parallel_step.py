@@ -1,4 +1,4 @@
-"""`fj.step` in several processes, each with its part of every batch; prints the losses as JSON."""
+"""`fj.step` in several processes, each with its share of every batch; prints the losses as JSON."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def losses(rank: int, size: int, options: dict[str, Any]) -> list[float]:
     torch.manual_seed(0)
     inputs = torch.randn(SAMPLES, 4)
     target = inputs.sum(1, keepdim=True)
-    torch.manual_seed(rank)  # the first one's model counts
+    torch.manual_seed(rank)  # the model of rank 0 counts
     model = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 1))
     step = fj.step(model, nn.functional.mse_loss, clip=1.0, device="cpu", **options)
     plan, found = BatchPlan(SAMPLES, BATCH, seed=0), []

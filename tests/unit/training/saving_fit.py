@@ -1,8 +1,4 @@
-"""Runs that are killed while they save, one after the other, in as many processes as the argument says.
-
-Its arguments: a folder, and JSON: a list of lives, each with its number of `processes`, the options of `fit`, and which
-process dies at which touch of the disk. Prints what came of each life, as JSON.
-"""
+"""Consecutive runs that are killed at given disk accesses while they save: FOLDER and a JSON list of runs."""
 
 from __future__ import annotations
 
@@ -15,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch._dynamo  # what the first optimizer imports
+import torch._dynamo  # imported by the first optimizer
 from torch import nn
 
 from falaj.training.runtime.checkpointing import checkpointer
@@ -58,7 +54,7 @@ def train(options: dict[str, Any], rank: int, folder: Path) -> dict[str, Any]:
     return {"from": result.resumed_from, "losses": [loss.hex() for loss in result.losses]}
 
 
-def live(processes: int, options: dict[str, Any], folder: Path) -> dict[str, Any] | None:
+def run_attempt(processes: int, options: dict[str, Any], folder: Path) -> dict[str, Any] | None:
     """Return the output of the first process; None if one of them died."""
     first: dict[str, Any] | None = run_gang(
         processes, lambda rank: train(dict(options), rank, folder), folder, together=True
@@ -68,4 +64,4 @@ def live(processes: int, options: dict[str, Any], folder: Path) -> dict[str, Any
 
 if __name__ == "__main__":
     where = Path(sys.argv[1])
-    print(json.dumps([live(each.pop("processes"), each, where) for each in json.loads(sys.argv[2])]))
+    print(json.dumps([run_attempt(each.pop("processes"), each, where) for each in json.loads(sys.argv[2])]))

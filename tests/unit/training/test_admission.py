@@ -1,22 +1,28 @@
-"""What is let into the queue, and what is refused at once with the figures."""
+"""Admission to the queue, and refusals with the figures."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
+from falaj import scheduling
 from falaj.errors import Conflict, Denied, FalajError, InvalidInput, NotFound
 from falaj.governance.operations.caller import acting_as
 from falaj.records.governance.identity import Role
-from falaj.records.scheduling.snapshot import Gpu, Quota
+from falaj.records.names import ObjectId, new_id
+from falaj.records.scheduling.snapshot import Gpu, Queue, Quota
 from falaj.records.training.jobs import JobSpec, JobState
+from falaj.training.admission import require_admissible
+from falaj.training.queue import request_for
 from job_harness import NODE, JobHarness
 from platforms import make_platform
 
+NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 SLICES = NODE.model_copy(
     update={
         "gpus": (
@@ -50,7 +56,7 @@ def harness(light_harness: JobHarness) -> JobHarness:
         ({"affinity": {"labels": ["quiet"]}}, "spec.affinity.labels", "fast"),
     ],
 )
-def test_what_no_machine_has_is_refused(
+def test_requests_beyond_every_node_are_refused(
     harness: JobHarness, spec: dict[str, Any], where: str, allowed: str
 ) -> None:
     with pytest.raises(InvalidInput) as refused:
@@ -61,12 +67,12 @@ def test_what_no_machine_has_is_refused(
     assert allowed in (fault.allowed or "")
 
 
-def test_what_these_machines_have_is_let_in(harness: JobHarness) -> None:
+def test_requests_that_a_node_can_meet_are_admitted(harness: JobHarness) -> None:
     for spec in ({"gpus": 2, "gpu_profile": "1g.18gb"}, {"gpus": 2}, {"gpus": 1, "gpu_models": ["H200"]}):
         assert harness.submit(**spec).state is JobState.QUEUED
 
 
-def test_two_cards_that_no_nvlink_joins_are_no_island(harness: JobHarness) -> None:
+def test_two_gpus_without_nvlink_are_no_island(harness: JobHarness) -> None:
     with pytest.raises(InvalidInput, match="never start"):
         harness.submit(gpus=2, affinity={"island": "nvlink"})
 
@@ -87,7 +93,7 @@ def test_kinds_of_gpu_that_exclude_each_other_are_refused_by_the_spec(spec: dict
 # ------------------------------------------------------------------------------------------------- queues
 
 
-def test_an_unknown_queue_is_refused_with_those_that_there_are(light_harness: JobHarness) -> None:
+def test_an_unknown_queue_is_refused_with_the_known_ones(light_harness: JobHarness) -> None:
     light_harness.platform.queues.set("risk")
 
     with pytest.raises(FalajError, match=r"queue 'rsik' does not exist.*risk"):
@@ -116,7 +122,7 @@ def test_a_job_that_is_larger_than_its_queue_may_ever_hold_is_refused_with_the_f
     assert light_harness.submit(queue="small", cpus=2).state is JobState.QUEUED
 
 
-def test_a_job_is_decided_about_in_its_queue(light_harness: JobHarness) -> None:
+def test_a_job_is_scheduled_in_its_queue(light_harness: JobHarness) -> None:
     light_harness.platform.queues.set("small", quota=Quota(cpus=1))
     first, second = (light_harness.submit(queue="small") for _ in range(2))
     light_harness.begin(first)
@@ -128,7 +134,7 @@ def test_a_job_is_decided_about_in_its_queue(light_harness: JobHarness) -> None:
     assert light_harness.platform.rows_of("SELECT cpu_s FROM scheduling_usage") == [1.5]
 
 
-# ------------------------------------------------------------------------------------------ how many, and again
+# ------------------------------------------------------------------------------------------- limits and retries
 
 
 @pytest.fixture
@@ -139,7 +145,7 @@ def strict(tmp_path: Path) -> Iterator[JobHarness]:
         yield harness
 
 
-def test_a_workspace_has_no_more_unfinished_jobs_than_it_may(strict: JobHarness) -> None:
+def test_unfinished_jobs_of_a_workspace_are_limited(strict: JobHarness) -> None:
     first, _ = strict.submit(), strict.submit()
 
     with pytest.raises(Conflict, match="has 2 jobs that wait or run"):
@@ -155,21 +161,21 @@ def test_a_workspace_has_no_more_unfinished_jobs_than_it_may(strict: JobHarness)
     assert strict.jobs.submit(spec, code=code.id, workspace="elsewhere").state is JobState.QUEUED
 
 
-def test_who_may_not_read_the_code_may_not_have_it_tried_again(light_harness: JobHarness) -> None:
+def test_a_retry_needs_read_access_to_the_code(light_harness: JobHarness) -> None:
     platform = light_harness.platform
     worker = platform.join("worker", Role.DEVELOPER)
-    platform.workspaces.create("vault")
-    code = platform.blobs.upload(iter([b"x"]), workspace="vault")
+    platform.workspaces.create("other")
+    code = platform.blobs.upload(iter([b"x"]), workspace="other")
     job = light_harness.jobs.submit(JobSpec(name="x", script="a.py"), code=code.id)
     light_harness.jobs.cancel(job.id)
 
-    with acting_as(worker), pytest.raises(FalajError, match=r"blobs\.read"):
+    with acting_as(worker), pytest.raises(NotFound, match="there is no blob"):
         light_harness.jobs.retry(job.id)
 
     assert light_harness.jobs.retry(job.id).state is JobState.QUEUED
 
 
-def test_a_job_whose_code_was_deleted_is_not_tried_again(light_harness: JobHarness) -> None:
+def test_a_job_whose_code_was_deleted_is_not_retried(light_harness: JobHarness) -> None:
     job = light_harness.submit()
     light_harness.jobs.cancel(job.id)
     light_harness.platform.sql(
@@ -178,3 +184,20 @@ def test_a_job_whose_code_was_deleted_is_not_tried_again(light_harness: JobHarne
 
     with pytest.raises((Conflict, NotFound), match="code"):
         light_harness.jobs.retry(job.id)
+
+
+def test_a_gang_may_ask_for_more_nodes_than_there_are_where_autoscalers_add_them(harness: JobHarness) -> None:
+    node = harness.machine.node
+    spec = JobSpec(name="gang", script="train.py", nodes=4, cpus=node.cpus)
+    queues = (Queue(name="default"),)
+    request = request_for(new_id("job"), spec, workspace=ObjectId("workspace"), submitted_at=NOON)
+
+    with pytest.raises(InvalidInput, match="this job could never start"):
+        require_admissible(scheduling, spec, request, [node], queues)
+    require_admissible(scheduling, spec, request, [node], queues, can_grow=True)
+    limited = (Queue(name="default", quota=Quota(cpus=node.cpus)),)
+    with pytest.raises(InvalidInput, match="this job could never start"):
+        require_admissible(scheduling, spec, request, [node], limited, can_grow=True)
+    large = spec.model_copy(update={"cpus": node.cpus + 1})
+    with pytest.raises(InvalidInput, match="no machine here can ever run this job"):
+        require_admissible(scheduling, large, request, [node], queues, can_grow=True)

@@ -14,16 +14,16 @@ pytestmark = pytest.mark.slow
 WAYS: list[Any] = ["ddp", "fsdp", "tensor", "pipeline"]
 
 
-def outcomes(folder: Path, *asked: tuple[int, dict[str, Any]]) -> list[dict[str, Any]]:
+def outcomes(folder: Path, *requests: tuple[int, dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the result of each run, which is equal in all its processes."""
     found = run_script(
-        "after_fit", [(count, {"accumulate": 4} | options) for count, options in asked], folder
+        "after_fit", [(count, {"accumulate": 4} | options) for count, options in requests], folder
     )
-    assert all(each == said[0] for said in found for each in said), found
-    return [said[0] for said in found]
+    assert all(each == reports[0] for reports in found for each in reports), found
+    return [reports[0] for reports in found]
 
 
-def test_a_model_is_trained_on_by_hand_and_fitted_again(tmp_path: Path) -> None:
+def test_a_fitted_model_can_be_trained_by_hand_and_fitted_again(tmp_path: Path) -> None:
     both = {"fsdp": 2, "tensor": 2}
 
     alone, *spread, composed = outcomes(
@@ -39,7 +39,7 @@ def test_a_model_is_trained_on_by_hand_and_fitted_again(tmp_path: Path) -> None:
             assert found[part] == pytest.approx(alone[part], rel=2e-5), (way, part)
 
 
-def test_so_is_one_whose_fit_has_failed(tmp_path: Path) -> None:
+def test_a_model_whose_fit_failed_can_be_trained_by_hand_and_fitted_again(tmp_path: Path) -> None:
     bad = {"bad": 5}
 
     alone, ddp, fsdp, tensor, pipeline = outcomes(
@@ -54,7 +54,7 @@ def test_so_is_one_whose_fit_has_failed(tmp_path: Path) -> None:
     assert "on the meta device, without values" in pipeline["again"]
 
 
-def test_a_model_in_shards_is_not_spread_in_another_way(tmp_path: Path) -> None:
+def test_a_sharded_model_cannot_change_its_parallel_layout(tmp_path: Path) -> None:
     shards, cut, exact = outcomes(
         tmp_path,
         (2, {"parallel": "fsdp", "then": "ddp"}),

@@ -64,7 +64,7 @@ def test_metrics_come_back(agent: Agent, tmp_path: Path) -> None:
     assert list(read_metrics(tmp_path)) == metrics
 
 
-def test_what_earlier_attempts_left_is_recalled(agent: Agent) -> None:
+def test_history_of_earlier_attempts_is_read(agent: Agent) -> None:
     agent.log([MetricValue(step, "loss", step / 3) for step in (1, 2, 3)])
     agent.log([MetricValue(3, "evaluation", 7.0), MetricValue(2, "loss", 0.5)])
     agent.params({"lr": 0.1, "resumed.1": "from here"})
@@ -86,7 +86,7 @@ def test_checkpoints_come_back_newest_first(agent: Agent) -> None:
     assert store.load_part(10, 0, offset=1, length=100) == b"ewer"
 
 
-def test_what_was_not_committed_is_no_checkpoint(agent: Agent) -> None:
+def test_an_uncommitted_save_is_not_a_checkpoint(agent: Agent) -> None:
     store, mark = agent.checkpoints(), SaveId(3, "a" * 32)
     store.save_part(mark, 0, [b"part"])
 
@@ -113,7 +113,7 @@ def test_a_run_trains_and_resumes(agent: Agent, tmp_path: Path) -> None:
     assert (tmp_path / "progress.json").read_text() == '{"step": 8, "total": 8}'
 
 
-def test_an_agent_that_is_not_there_or_goes_away_is_lost(tmp_path: Path) -> None:
+def test_a_missing_or_disconnected_agent_is_lost(tmp_path: Path) -> None:
     near, far = socket.socketpair()
     with near:
         agent = SocketAgent(near.makefile("rwb"))
@@ -125,8 +125,8 @@ def test_an_agent_that_is_not_there_or_goes_away_is_lost(tmp_path: Path) -> None
         SocketAgent.connect(str(tmp_path / "no.sock"))
 
 
-def test_patience_begins_when_the_agent_goes_away(tmp_path: Path) -> None:
-    """A part may take longer than that to be sent."""
+def test_the_reconnect_timeout_starts_when_the_agent_disconnects(tmp_path: Path) -> None:
+    """Sending a part may take longer than the timeout."""
     path = tmp_path / "agent.sock"
 
     def serve(listener: socket.socket) -> None:
@@ -155,7 +155,7 @@ def test_patience_begins_when_the_agent_goes_away(tmp_path: Path) -> None:
     "frame",
     [b"\0", b"\xff\xff\xff\xff", b"\0\0\0\2[]", b'\0\0\0\x0a{"body":9}', b"\0\0\0\x02{}", b"\0\0\0\x05junk!"],
 )
-def test_a_frame_that_makes_no_sense_is_refused(frame: bytes) -> None:
+def test_a_malformed_frame_is_refused(frame: bytes) -> None:
     with pytest.raises(ValueError):  # noqa: PT011 - each in its own words
         receive(io.BytesIO(frame))
 
@@ -170,35 +170,35 @@ def test_an_unknown_call_is_answered_with_an_error(tmp_path: Path) -> None:
     local.close()
 
 
-# ------------------------------------------------------------------------------------- files in trouble
+# ------------------------------------------------------------------------- full disks and damaged files
 
 
 class FullDisk:
-    """In the place of `os.write`: there is room for `room` more bytes."""
+    """Replaces `os.write`: `free_bytes` more bytes fit."""
 
-    def __init__(self, room: int) -> None:
-        self.room, self._write = room, os.write
+    def __init__(self, free_bytes: int) -> None:
+        self.free_bytes, self._write = free_bytes, os.write
 
     def __call__(self, handle: int, data: bytes) -> int:
-        if not self.room:
+        if not self.free_bytes:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        written = self._write(handle, data[: self.room])
-        self.room -= written
+        written = self._write(handle, data[: self.free_bytes])
+        self.free_bytes -= written
         return written
 
 
-def test_metrics_that_find_no_room_are_written_later_and_none_twice(
+def test_metrics_refused_by_a_full_disk_are_written_later_and_none_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     metrics = [MetricValue(step, "loss", step / 7) for step in range(9)]
-    agent, disk = FolderAgent(tmp_path), FullDisk(room=40)
+    agent, disk = FolderAgent(tmp_path), FullDisk(free_bytes=40)
     monkeypatch.setattr(os, "write", disk)
 
     agent.log(metrics[:1])
     for each in metrics[1:8]:
         agent.log([each])
     full = list(read_metrics(tmp_path))
-    disk.room = 10_000
+    disk.free_bytes = 10_000
     agent.log(metrics[8:])
     agent.close()
 
@@ -207,7 +207,7 @@ def test_metrics_that_find_no_room_are_written_later_and_none_twice(
     assert capsys.readouterr().err.count("metrics.jsonl cannot be written: No space left on device") == 1
 
 
-def test_what_is_written_in_pieces_is_written_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_partial_writes_are_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write, metrics = os.write, [MetricValue(step, "loss", step / 7) for step in range(9)]
     agent = FolderAgent(tmp_path)
     monkeypatch.setattr(os, "write", lambda handle, data: write(handle, data[:7]))
@@ -218,7 +218,7 @@ def test_what_is_written_in_pieces_is_written_whole(tmp_path: Path, monkeypatch:
     agent.close()
 
 
-def test_a_run_whose_metrics_and_progress_find_no_room_goes_on_and_says_what_is_lost(
+def test_a_run_continues_on_a_full_disk_and_reports_lost_metrics(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def refuse(*_: object) -> None:
@@ -233,12 +233,12 @@ def test_a_run_whose_metrics_and_progress_find_no_room_goes_on_and_says_what_is_
 
     result = small_run(tmp_path, tensorboard=True)
 
-    said = capsys.readouterr().err
+    output = capsys.readouterr().err
     assert result.step == 4
     for name in ("metrics.jsonl", "params.json", "progress.json", "TensorBoard's event file"):
-        assert said.count(f"{name} cannot be written: No space left on device. Training continues") == 1
-    assert "4 metrics and" in said
-    assert f"could not be written to {tmp_path}, and are lost" in said
+        assert output.count(f"{name} cannot be written: No space left on device. Training continues") == 1
+    assert "4 metrics and" in output
+    assert f"could not be written to {tmp_path}, and are lost" in output
     monkeypatch.undo()
     assert small_run(tmp_path, steps=6).resumed_from == 4
 
@@ -263,7 +263,7 @@ def small_run(folder: Path, **options: Any) -> FitResult:
     ],
     ids=["empty", "list", "no text", "odd lines", "no text in lines", "deep", "odd values"],
 )
-def test_damaged_files_beside_a_good_checkpoint_are_passed_over_and_the_certificate_says_so(
+def test_damaged_files_beside_a_good_checkpoint_are_skipped_and_recorded_in_the_certificate(
     tmp_path: Path, name: str, damage: bytes, words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     small_run(tmp_path, exact=True)
@@ -280,7 +280,7 @@ def test_damaged_files_beside_a_good_checkpoint_are_passed_over_and_the_certific
 
 
 @pytest.mark.parametrize("place", ["a file", "/proc/run"])
-def test_a_place_where_no_run_can_be_kept_is_refused(tmp_path: Path, place: str) -> None:
+def test_an_unusable_run_folder_is_refused(tmp_path: Path, place: str) -> None:
     (tmp_path / "a file").write_text("")
 
     with pytest.raises(InvalidTraining, match="the run folder cannot be used") as refusal:

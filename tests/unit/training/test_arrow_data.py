@@ -1,4 +1,4 @@
-"""Tables of Arrow and files of Parquet as training data: what they become, and what is refused."""
+"""Arrow tables and Parquet files as training data: the resulting tensors, and refusals."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def straight() -> list[float]:
     return train((X, torch.tensor(table()["y"].to_pylist())[:, None])).losses
 
 
-# ------------------------------------------------------------------------------------------ the forms
+# ---------------------------------------------------------------------------------------- input types
 
 
 def forms(folder: Path) -> dict[str, Any]:
@@ -83,7 +83,7 @@ def forms(folder: Path) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "form", ["table", "chunked", "batch", "reader", "dataset", "file", "text", "folder", "arrow"]
 )
-def test_every_form_trains_as_its_tensors_do(tmp_path: Path, form: str) -> None:
+def test_every_input_type_trains_like_its_tensors(tmp_path: Path, form: str) -> None:
     assert train(forms(tmp_path)[form], target="y").losses == straight()
 
 
@@ -99,7 +99,7 @@ def test_a_table_that_exceeds_the_memory_is_mapped_from_a_file_and_trains_the_sa
     assert train(source, accumulate=2, workers=0).losses != []
 
 
-def test_where_there_is_no_room_for_the_file_either_it_is_said(
+def test_a_table_that_fits_neither_memory_nor_disk_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tables, "available_memory_bytes", lambda: 0)
@@ -160,7 +160,7 @@ def put(platform: OwnPlatform, name: str, rows: pa.Table) -> str:
     return str(platform.put(name, sink.getvalue().to_pybytes()).id)
 
 
-# ---------------------------------------------------------------------------------------- the columns
+# -------------------------------------------------------------------------------------------- columns
 
 
 def test_inputs_become_one_matrix_in_the_order_of_the_table() -> None:
@@ -214,7 +214,7 @@ def test_several_targets_are_a_matrix_and_none_gives_the_table_alone() -> None:
     assert torch.equal(alone, X)
 
 
-def test_a_list_of_whole_numbers_alone_stays_whole() -> None:
+def test_a_list_column_of_integers_becomes_an_integer_tensor() -> None:
     tokens = pa.table({"text": pa.array([[1, 2, 3]] * 5, pa.list_(pa.int32(), 3)), "label": [0, 1, 0, 1, 1]})
 
     inputs, target = whole(open_data(tokens, target="label"))
@@ -223,7 +223,7 @@ def test_a_list_of_whole_numbers_alone_stays_whole() -> None:
     assert target.tolist() == [0, 1, 0, 1, 1]
 
 
-def test_of_a_training_set_the_features_are_the_inputs() -> None:
+def test_the_features_of_a_training_set_are_the_inputs() -> None:
     rows = pa.table(
         {
             "customer": pa.array(["x"] * ROWS),
@@ -240,10 +240,10 @@ def test_of_a_training_set_the_features_are_the_inputs() -> None:
     assert target.shape == (ROWS, 1)
 
 
-# ---------------------------------------------------------------------------------------- the refusals
+# -------------------------------------------------------------------------------------------- refusals
 
 
-def test_columns_that_are_no_numbers_are_all_named_with_a_fix() -> None:
+def test_non_numeric_columns_are_all_named_with_a_fix() -> None:
     rows = table(
         name=pa.array(["x"] * ROWS),
         when=pa.array([datetime(2026, 1, 1, tzinfo=UTC)] * ROWS, pa.timestamp("us")),
@@ -275,7 +275,7 @@ def test_nulls_are_counted_for_every_column(tmp_path: Path) -> None:
         assert "fill_null" in str(found["data['d']"].fix)
 
 
-def test_columns_that_are_not_there_are_named() -> None:
+def test_missing_columns_are_named() -> None:
     found = faults(table(), target="label", inputs=["a", "z"])
 
     assert found["data.target"].given == "label"
@@ -294,7 +294,7 @@ def test_a_number_that_does_not_fit_is_refused() -> None:
         open_data(large, target="y")
 
 
-def test_files_that_differ_or_are_none_are_refused(tmp_path: Path) -> None:
+def test_missing_mismatched_and_unreadable_files_are_refused(tmp_path: Path) -> None:
     assert "not there" in str(faults(tmp_path / "nothing")["data"].given)
     assert "holds none" in str(faults(tmp_path)["data"].given)
     parquet.write_table(table(), tmp_path / "a.parquet")
@@ -310,6 +310,7 @@ def test_names_of_columns_are_for_tables_only(data: Any) -> None:
     assert "with target='y'" in str(faults(data, target="y")["data"].given)
 
 
+@pytest.mark.slow
 def test_arrow_is_not_imported_without_need() -> None:
     script = (
         "import sys, torch\n"
@@ -324,7 +325,7 @@ def test_arrow_is_not_imported_without_need() -> None:
     assert done.stdout.split()[-1] == "False"
 
 
-def test_rows_are_tensors_of_their_own() -> None:
+def test_rows_are_independent_tensors() -> None:
     rows = table()
     source = open_data(rows, target="y")
     first: Tensor = whole(source)[0]

@@ -50,7 +50,7 @@ def train(data: Any = None, *, model: Any = None, loss: Any = mse, **changes: An
 
 
 class Bounded(nn.Module):
-    """As a GPU with little memory: more than `most` rows at once do not fit."""
+    """Simulates a GPU with little memory: more than `most` rows at once do not fit."""
 
     def __init__(self, most: int, *, dropout: float = 0.0, begins: int = 0) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class Bounded(nn.Module):
         return found
 
 
-# ---------------------------------------------------------------------------------------- words for options
+# -------------------------------------------------------------------------------------------- option values
 
 WRONG: dict[str, Any] = {
     "accumulate": 0,
@@ -94,7 +94,7 @@ WRONG: dict[str, Any] = {
 }
 
 
-def test_every_wrong_option_is_named_at_once_with_what_was_given_what_is_allowed_and_a_fix() -> None:
+def test_all_wrong_options_are_named_with_their_values_the_allowed_values_and_a_fix() -> None:
     with pytest.raises(InvalidTraining) as refusal:
         train(**WRONG)
 
@@ -117,7 +117,7 @@ def test_a_single_wrong_option_is_the_only_one_named(name: str) -> None:
     "value", [[], {}, object(), 1.5, "", math.inf], ids=["list", "dict", "object", "float", "empty", "inf"]
 )
 @pytest.mark.parametrize("name", sorted(WRONG.keys() - {"callbacks"}))
-def test_a_value_of_any_kind_is_refused_in_words(name: str, value: Any) -> None:
+def test_a_value_of_any_type_is_refused_with_a_message(name: str, value: Any) -> None:
     fine = {("clip", 1.5), ("lr", 1.5), ("tune_seconds", 1.5)}
     if isinstance(value, float) and (name, value) in fine:
         return
@@ -127,7 +127,7 @@ def test_a_value_of_any_kind_is_refused_in_words(name: str, value: Any) -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"ddp": 0}, {"ddp": "two"}, {"magic": 2}, {}], ids=str)
-def test_a_layout_of_wrong_words_is_refused(wrong: Any) -> None:
+def test_an_invalid_layout_is_refused(wrong: Any) -> None:
     with pytest.raises(InvalidTraining, match="parallel"):
         train(parallel=wrong)
 
@@ -145,12 +145,12 @@ def test_a_model_without_values_is_refused() -> None:
     assert "to_empty" in str(refusal.value)
 
 
-def test_a_lazy_model_is_refused_before_a_plan_is_looked_for() -> None:
+def test_a_lazy_model_is_refused_before_the_plan_search() -> None:
     with pytest.raises(InvalidTraining, match="call the model once on a sample first"):
         train(model=nn.LazyLinear(1), steps=5000, tune="auto")
 
 
-def test_what_is_no_model_and_no_loss_is_named_together() -> None:
+def test_an_invalid_model_and_an_invalid_loss_are_named_together() -> None:
     with pytest.raises(InvalidTraining) as refusal:
         train(model=len, loss="mse")
 
@@ -172,7 +172,7 @@ def test_a_loss_that_cannot_be_trained_on_is_refused(loss: Any, words: str, tmp_
         train(loss=loss, run=tmp_path)
 
 
-def test_parameters_without_use_stay_as_they_are_through_a_resume(tmp_path: Path) -> None:
+def test_unused_parameters_stay_unchanged_through_a_resume(tmp_path: Path) -> None:
     class Spare(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -213,7 +213,7 @@ def test_a_dataset_smaller_than_a_batch_is_refused_with_the_number() -> None:
     assert [fault.where for fault in refusal.value.faults] == ["batch_size"]
 
 
-def test_a_ragged_batch_leaves_the_checkpoints_that_there_were(tmp_path: Path) -> None:
+def test_a_ragged_batch_keeps_existing_checkpoints(tmp_path: Path) -> None:
     odd = int(BatchPlan(40, 8, seed=0).indices(4)[3])
     samples = [(torch.zeros(5 if number == odd else 4), torch.zeros(1)) for number in range(40)]
 
@@ -228,7 +228,7 @@ def test_a_ragged_batch_leaves_the_checkpoints_that_there_were(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_a_loss_that_is_not_finite_leaves_a_run_that_can_go_on(bad: float, tmp_path: Path) -> None:
+def test_a_loss_that_is_not_finite_leaves_a_resumable_run(bad: float, tmp_path: Path) -> None:
     (inputs, targets), batch = rows(), BatchPlan(40, 8, seed=0).indices(4)
     spoilt = targets.clone()
     spoilt[batch[2]] = bad
@@ -254,17 +254,17 @@ def test_a_loss_that_is_not_finite_leaves_a_run_that_can_go_on(bad: float, tmp_p
 # ------------------------------------------------------------------------------------------------ memory
 
 
-def test_where_memory_runs_out_the_batch_stays_the_same_in_smaller_pieces(tmp_path: Path) -> None:
+def test_out_of_memory_keeps_the_batch_and_reduces_the_micro_batches(tmp_path: Path) -> None:
     short = train(model=Bounded(3), run=tmp_path)
 
     assert short.losses == pytest.approx(train(model=Bounded(99)).losses, rel=1e-5)
     assert short.ledger == expected_head(BatchPlan(40, 8, seed=0), 10)
 
 
-def test_it_is_said_and_remembered_by_the_next_attempt(
+def test_reduced_micro_batches_are_reported_and_kept_by_the_next_attempt(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With dropout the losses depend on the pieces: who goes on must go on in the same ones."""
+    """With dropout the losses depend on the micro-batches: a resumed run must use the same ones."""
 
     def bounded() -> Bounded:
         return Bounded(3, dropout=0.4, begins=2)
@@ -273,18 +273,18 @@ def test_it_is_said_and_remembered_by_the_next_attempt(
     capsys.readouterr()
 
     first = train(model=bounded(), steps=5, run=tmp_path)
-    said = capsys.readouterr()
+    output = capsys.readouterr()
     second = train(model=Bounded(99, dropout=0.4), run=tmp_path)
 
     assert first.losses + second.losses == straight.losses
     assert (
         "step 3: out of memory (CUDA out of memory. Tried to allocate 2.00 GiB.); "
-        "continuing with 2 micro-batches per global batch" in said.err + said.out
+        "continuing with 2 micro-batches per global batch" in output.err + output.out
     )
-    assert "with 4 micro-batches per global batch" in said.err + said.out
+    assert "with 4 micro-batches per global batch" in output.err + output.out
 
 
-def test_memory_that_is_too_little_for_one_sample_is_an_error_that_says_so(tmp_path: Path) -> None:
+def test_memory_too_small_for_one_sample_is_reported(tmp_path: Path) -> None:
     with pytest.raises(OutOfMemory) as failure:
         train(model=Bounded(0, begins=4), run=tmp_path, checkpoint_every=2)
 
@@ -296,7 +296,7 @@ def test_memory_that_is_too_little_for_one_sample_is_an_error_that_says_so(tmp_p
     assert {metric.step for metric in read_metrics(tmp_path)} >= {1, 2}
 
 
-def test_a_model_that_needs_several_samples_at_once_is_not_cut_to_single_ones() -> None:
+def test_a_model_that_needs_several_samples_is_not_reduced_to_single_sample_micro_batches() -> None:
     class Normed(Bounded):
         def __init__(self) -> None:
             super().__init__(1)
@@ -309,12 +309,12 @@ def test_a_model_that_needs_several_samples_at_once_is_not_cut_to_single_ones() 
         train(model=Normed())
 
 
-def test_an_exact_run_is_not_cut_anew(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_exact_run_does_not_change_its_micro_batches(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(OutOfMemory, match="accumulate=16"):
         train(model=Bounded(1), exact=True, batch_size=16)
 
 
-def test_an_update_that_finds_no_memory_is_not_tried_twice() -> None:
+def test_an_optimizer_step_without_memory_is_not_repeated() -> None:
     class Full(torch.optim.SGD):
         def step(self, closure: Any = None) -> Any:
             raise torch.OutOfMemoryError("CUDA out of memory")
@@ -325,6 +325,7 @@ def test_an_update_that_finds_no_memory_is_not_tried_twice() -> None:
         train(model=model, optimizer=Full(model.parameters(), lr=0.1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("most", [3, 8])
 def test_memory_that_runs_out_during_the_search_ends_no_run(
     most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -337,7 +338,8 @@ def test_memory_that_runs_out_during_the_search_ends_no_run(
     assert ("out of memory" in capsys.readouterr().out) == (most < 8)
 
 
-def test_a_model_of_which_there_is_no_memory_for_a_copy_is_trained_without_a_search(
+@pytest.mark.slow
+def test_a_model_too_large_to_copy_is_trained_without_a_plan_search(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     class Single(Bounded):
@@ -350,20 +352,21 @@ def test_a_model_of_which_there_is_no_memory_for_a_copy_is_trained_without_a_sea
     assert "plan search skipped: no memory for a copy of the model" in capsys.readouterr().out
 
 
-def test_a_real_shortage_on_a_cpu_is_healed_or_said() -> None:
-    """In a process of its own, with an address space that is too small for the batch."""
+@pytest.mark.slow
+def test_a_real_cpu_memory_shortage_is_recovered_or_reported() -> None:
+    """In a separate process, with an address space that is too small for the batch."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     ran = subprocess.run(
         [sys.executable, str(SHORT_OF_MEMORY)], env=environment, capture_output=True, text=True, check=False
     )
 
     assert ran.returncode == 0, ran.stderr
-    told = json.loads(ran.stdout.splitlines()[-1])
-    assert told["short"] == pytest.approx(told["plenty"], rel=1e-4)
-    assert told["pieces"] > 1
+    report = json.loads(ran.stdout.splitlines()[-1])
+    assert report["short"] == pytest.approx(report["plenty"], rel=1e-4)
+    assert report["pieces"] > 1
     assert "can't allocate memory" in ran.stdout
     assert "micro-batches per global batch" in ran.stdout
-    assert told["hopeless"].startswith("OutOfMemory: out of memory at step 1")
+    assert report["hopeless"].startswith("OutOfMemory: out of memory at step 1")
 
 
 # ------------------------------------------------------------------------------------------- checkpoints
@@ -376,11 +379,11 @@ def test_another_seed_is_refused_and_another_model_too(tmp_path: Path) -> None:
         train(run=tmp_path, seed=1)
     with pytest.raises(CheckpointMismatch, match="another model"):
         train(run=tmp_path, model=nn.Linear(4, 1))
-    assert train(run=tmp_path, steps=12).resumed_from == 10  # nothing was lost by trying
+    assert train(run=tmp_path, steps=12).resumed_from == 10  # the attempt lost nothing
 
 
 @pytest.mark.parametrize("damage", ["cut", "altered", "emptied"])
-def test_a_damaged_checkpoint_costs_the_steps_since_the_one_before(tmp_path: Path, damage: str) -> None:
+def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path: Path, damage: str) -> None:
     straight = train(run=tmp_path, checkpoint_every=4)
     files = [path for path in (tmp_path / "checkpoints").rglob("*") if path.is_file()]
     newest = max(
@@ -397,7 +400,7 @@ def test_a_damaged_checkpoint_costs_the_steps_since_the_one_before(tmp_path: Pat
     assert again.losses == straight.losses[8:]
 
 
-# ------------------------------------------------------------------------------------------- its place
+# --------------------------------------------------------------------------------- rank and world size
 
 
 @pytest.mark.parametrize(
@@ -410,7 +413,7 @@ def test_a_damaged_checkpoint_costs_the_steps_since_the_one_before(tmp_path: Pat
     ],
     ids=["no rank", "no number", "rank beyond", "nobody"],
 )
-def test_a_place_among_processes_that_cannot_be_is_refused(
+def test_an_invalid_rank_or_world_size_is_refused(
     place: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in place.items():

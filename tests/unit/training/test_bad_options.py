@@ -54,7 +54,7 @@ def train(loss: Any = nn.functional.mse_loss, **changes: Any) -> FitResult:
     ],
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
-def test_it_is_named_with_what_was_given_what_is_allowed_and_a_fix(where: str, given: Any) -> None:
+def test_a_wrong_option_is_named_with_its_value_the_allowed_values_and_a_fix(where: str, given: Any) -> None:
     options = {"evaluate_every": 2} if where == "evaluate" else {}
 
     with pytest.raises(InvalidTraining) as refusal:
@@ -64,7 +64,7 @@ def test_it_is_named_with_what_was_given_what_is_allowed_and_a_fix(where: str, g
     assert_complete(refusal.value)
 
 
-def test_a_limit_that_one_process_cannot_keep_to_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_memory_limit_below_the_parameters_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     train(memory=39)
     assert (
         "memory=39 cannot be kept: the parameters and their gradients alone take 40 bytes"
@@ -85,14 +85,14 @@ def test_a_limit_that_one_process_cannot_keep_to_is_said(capsys: pytest.CaptureF
     ],
     ids=["complex", "vector", "number", "no gradient"],
 )
-def test_a_loss_that_cannot_be_trained_on_comes_with_one_that_can(loss: Any) -> None:
+def test_a_loss_that_cannot_be_trained_on_is_refused_with_a_working_one(loss: Any) -> None:
     with pytest.raises(InvalidTraining) as refusal:
         train(loss)
 
     assert_complete(refusal.value)
 
 
-def test_what_is_no_callback_comes_with_one_that_is() -> None:
+def test_an_invalid_callback_is_refused_with_a_working_one() -> None:
     with pytest.raises(InvalidTraining) as refusal:
         train(callbacks=[5])
 
@@ -100,7 +100,7 @@ def test_what_is_no_callback_comes_with_one_that_is() -> None:
 
 
 @pytest.mark.skipif(is_cuda_available(), reason="there is a GPU here")
-def test_a_gpu_that_is_not_there_comes_with_what_is() -> None:
+def test_a_missing_gpu_is_reported_with_the_available_ones() -> None:
     with pytest.raises(InvalidTraining) as refusal:
         train(device="cuda")
 
@@ -112,9 +112,7 @@ def test_a_gpu_that_is_not_there_comes_with_what_is() -> None:
     [{"seed": 1}, {"batch_size": 4}, {"model": nn.Linear(4, 2)}, {"optimizer": "sgd"}],
     ids=["seed", "batch size", "model", "optimizer"],
 )
-def test_what_does_not_fit_a_checkpoint_comes_with_two_ways_to_go_on(
-    tmp_path: Path, change: dict[str, Any]
-) -> None:
+def test_a_checkpoint_mismatch_is_reported_with_two_fixes(tmp_path: Path, change: dict[str, Any]) -> None:
     train(run=tmp_path)
 
     with pytest.raises(CheckpointMismatch) as refusal:
@@ -125,7 +123,7 @@ def test_what_does_not_fit_a_checkpoint_comes_with_two_ways_to_go_on(
     assert fixes[0].endswith('; or another run="…" to start again')
 
 
-def test_what_can_be_used_is_used(tmp_path: Path) -> None:
+def test_valid_options_are_accepted(tmp_path: Path) -> None:
     numbers: list[Any] = [lambda _: 1, lambda _: torch.tensor(0.5), lambda _: True]
     for evaluate in numbers:
         assert train(evaluate=evaluate, evaluate_every=2).best is not None
@@ -138,7 +136,7 @@ def test_what_can_be_used_is_used(tmp_path: Path) -> None:
     assert train(run=str(tmp_path)).resumed_from == 4
 
 
-def test_an_empty_name_for_a_run_leaves_nothing_where_the_caller_stands(
+def test_an_empty_run_name_leaves_no_files_in_the_working_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

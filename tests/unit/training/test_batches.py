@@ -1,4 +1,4 @@
-"""Batches are a pure function of (seed, step), and the ledger proves what was trained on."""
+"""Batches are a pure function of (seed, step), and the ledger proves which samples were used."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SEEDS = st.integers(0, 2**63 - 1)
 
 
 def seen(plan: BatchPlan, *, epoch: int) -> list[int]:
-    """The samples of an epoch, in order."""
+    """Return the samples of an epoch, in order."""
     first = epoch * plan.steps_per_epoch + 1
     steps = range(first, first + plan.steps_per_epoch)
     return [index for step in steps for index in plan.indices(step).tolist()]
@@ -29,7 +29,7 @@ def test_an_epoch_has_every_sample_once(samples: int, data: st.DataObject, seed:
     assert sorted(seen(plan, epoch=epoch)) == list(range(samples))
 
 
-def test_drop_last_leaves_out_only_what_does_not_fill_a_batch() -> None:
+def test_drop_last_leaves_out_only_the_incomplete_batch() -> None:
     plan = BatchPlan(10, 4, seed=1, drop_last=True)
 
     samples = seen(plan, epoch=0)
@@ -93,7 +93,7 @@ def test_a_dataset_smaller_than_a_batch_is_refused(samples: int, batch_size: int
 # --------------------------------------------------------------------------------------------- ledger
 
 
-def test_the_ledger_can_be_worked_out_from_the_plan() -> None:
+def test_the_ledger_can_be_computed_from_the_plan() -> None:
     plan = BatchPlan(20, 6, seed=4)
     ledger = SampleLedger()
     for step in range(1, 6):
@@ -107,7 +107,7 @@ def test_the_ledger_can_be_worked_out_from_the_plan() -> None:
 
 
 @pytest.mark.parametrize("steps", [[1, 2, 4], [1, 2, 2, 3], [2, 1, 3]], ids=["lost", "repeated", "swapped"])
-def test_the_ledger_tells_what_went_wrong(steps: list[int]) -> None:
+def test_the_ledger_detects_missing_repeated_and_reordered_steps(steps: list[int]) -> None:
     plan = BatchPlan(20, 6, seed=4)
     ledger = SampleLedger()
 

@@ -22,7 +22,7 @@ from falaj.training.runtime.fit import FitResult, fit
 from falaj.training.runtime.reporting import report as reporting
 
 
-class Diary:
+class EventRecorder:
     """Records all calls."""
 
     def __init__(self) -> None:
@@ -55,14 +55,14 @@ def train(*callbacks: Any, model: nn.Module | None = None, **changes: Any) -> Fi
     return fit(model or nn.Linear(4, 1), nn.functional.mse_loss, rows(), callbacks=list(callbacks), **options)
 
 
-def test_a_callback_hears_of_all_that_happens_in_order(tmp_path: Path) -> None:
-    diary = Diary()
+def test_a_callback_receives_every_event_in_order(tmp_path: Path) -> None:
+    recorder = EventRecorder()
 
-    result = train(diary, evaluate=lambda _: 0.5, evaluate_every=3, checkpoint_every=3, run=tmp_path)
+    result = train(recorder, evaluate=lambda _: 0.5, evaluate_every=3, checkpoint_every=3, run=tmp_path)
 
     steps = [("step", number, loss) for number, loss in enumerate(result.losses, start=1)]
     looked = [[("evaluation", number, 0.5), ("checkpoint", number)] for number in (3, 6)]
-    assert diary.entries == [
+    assert recorder.entries == [
         ("start", 0, 6),
         *steps[:3],
         *looked[0],
@@ -83,7 +83,7 @@ def test_a_function_is_called_after_each_step_with_the_model_as_the_step_left_it
     assert len({bias for *_, bias in seen}) == 6
 
 
-def test_losses_that_are_read_together_are_told_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_losses_read_together_are_reported_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU, where reading each loss would stall."""
     made = reporting.TrainingReport.__init__
 
@@ -92,23 +92,23 @@ def test_losses_that_are_read_together_are_told_one_by_one(monkeypatch: pytest.M
         self._width = 4
 
     monkeypatch.setattr(reporting.TrainingReport, "__init__", windowed)
-    diary = Diary()
+    recorder = EventRecorder()
 
-    result = train(diary, steps=10, evaluate=lambda _: 0.5, evaluate_every=6)
+    result = train(recorder, steps=10, evaluate=lambda _: 0.5, evaluate_every=6)
 
-    assert [each[1:] for each in diary.entries if each[0] == "step"] == list(
+    assert [each[1:] for each in recorder.entries if each[0] == "step"] == list(
         enumerate(result.losses, start=1)
     )
-    assert [each[1] for each in diary.entries][:8] == [0, 1, 2, 3, 4, 5, 6, 6]
+    assert [each[1] for each in recorder.entries][:8] == [0, 1, 2, 3, 4, 5, 6, 6]
 
 
-def test_a_resumed_run_tells_of_its_own_steps(tmp_path: Path) -> None:
+def test_a_resumed_run_reports_its_own_steps(tmp_path: Path) -> None:
     train(run=tmp_path, steps=4)
-    diary = Diary()
+    recorder = EventRecorder()
 
-    train(diary, run=tmp_path)
+    train(recorder, run=tmp_path)
 
-    assert [each[:2] for each in diary.entries[:-1]] == [
+    assert [each[:2] for each in recorder.entries[:-1]] == [
         ("start", 4),
         ("step", 5),
         ("step", 6),
@@ -116,15 +116,15 @@ def test_a_resumed_run_tells_of_its_own_steps(tmp_path: Path) -> None:
     ]
 
 
-def test_without_a_place_to_keep_them_there_are_no_checkpoints_to_tell_of() -> None:
-    diary = Diary()
+def test_a_run_without_a_folder_reports_no_checkpoints() -> None:
+    recorder = EventRecorder()
 
-    train(diary)
+    train(recorder)
 
-    assert "checkpoint" not in {each[0] for each in diary.entries}
+    assert "checkpoint" not in {each[0] for each in recorder.entries}
 
 
-def test_a_callback_may_end_the_run_which_is_saved(tmp_path: Path) -> None:
+def test_a_callback_may_end_the_run_and_it_is_saved(tmp_path: Path) -> None:
     stopped = train(lambda step, _: fj.STOP if step == 3 else None, run=tmp_path)
 
     assert (stopped.step, stopped.stopped) == (3, "asked")
@@ -133,7 +133,7 @@ def test_a_callback_may_end_the_run_which_is_saved(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("moment", ["on_start", "on_step", "on_evaluation", "on_checkpoint"])
-def test_a_run_that_a_callback_has_ended_is_over(
+def test_a_run_ended_by_a_callback_is_complete(
     tmp_path: Path, moment: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     class Ender:
@@ -155,11 +155,11 @@ def test_a_run_that_a_callback_has_ended_is_over(
     assert train(run=tmp_path, steps=10, **options).step == 10
 
 
-def test_a_run_that_ends_in_a_kill_after_its_callback_has_ended_it_is_over(tmp_path: Path) -> None:
+def test_a_run_killed_after_its_callback_ended_it_is_complete(tmp_path: Path) -> None:
     class Killed(BaseException):
         pass
 
-    class Ender(Diary):
+    class Ender(EventRecorder):
         def on_step(self, step: int, loss: float) -> Any:
             return STOP if step == 3 else None
 
@@ -172,7 +172,8 @@ def test_a_run_that_ends_in_a_kill_after_its_callback_has_ended_it_is_over(tmp_p
     assert train(run=tmp_path).step == 3
 
 
-def test_what_a_callback_of_one_process_has_ended_is_over_for_all(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_a_run_ended_by_a_callback_of_one_process_ends_for_all(tmp_path: Path) -> None:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     ran = subprocess.run(
         [sys.executable, str(Path(__file__).with_name("ended_fit.py")), str(tmp_path)],
@@ -189,9 +190,7 @@ def test_what_a_callback_of_one_process_has_ended_is_over_for_all(tmp_path: Path
 
 
 @pytest.mark.parametrize("how", ["a signal", "its agent"])
-def test_a_run_that_was_preempted_is_not_over(
-    tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_preempted_run_is_not_complete(tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reporting, "SEND_INTERVAL_S", 0.0)
     monkeypatch.setattr(FolderAgent, "heartbeat", lambda _: how == "a signal")
     previous = signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -212,7 +211,7 @@ def test_a_run_that_was_preempted_is_not_over(
 
 
 @pytest.mark.parametrize("moment", ["on_start", "on_step", "on_evaluation", "on_checkpoint", "on_end"])
-def test_one_that_fails_ends_the_run_after_it_was_saved(tmp_path: Path, moment: str) -> None:
+def test_a_failing_callback_ends_the_run_after_it_was_saved(tmp_path: Path, moment: str) -> None:
     class Broken:
         pass
 
@@ -220,7 +219,7 @@ def test_one_that_fails_ends_the_run_after_it_was_saved(tmp_path: Path, moment: 
         raise ValueError("no disk for pictures")
 
     setattr(Broken, moment, fail)
-    after = Diary()
+    after = EventRecorder()
 
     with pytest.raises(CallbackFailed) as failure:
         train(
@@ -252,7 +251,7 @@ def test_one_that_fails_ends_the_run_after_it_was_saved(tmp_path: Path, moment: 
     ],
     ids=["one", "no callback", "unknown moment"],
 )
-def test_what_is_no_callback_is_refused_with_the_other_faults(given: Any, where: str) -> None:
+def test_an_invalid_callback_is_refused_with_the_other_faults(given: Any, where: str) -> None:
     with pytest.raises(InvalidTraining) as refusal:
         fit(nn.Linear(4, 1), nn.functional.mse_loss, rows(), steps=1, callbacks=given, batch_size=0)
 

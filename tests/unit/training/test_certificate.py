@@ -34,20 +34,20 @@ class Killed(BaseException):
     """Interrupts a run as abruptly as one process allows."""
 
 
-class Frail(nn.Module):
-    """Interrupts its run at the `deadly` step of this process; a `restless` one is not deterministic."""
+class InterruptibleModel(nn.Module):
+    """Interrupts its run at the `deadly` step of this process; `nondeterministic` adds noise."""
 
-    def __init__(self, deadly: int = 0, *, restless: bool = False) -> None:
+    def __init__(self, deadly: int = 0, *, nondeterministic: bool = False) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.layers = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.3), nn.Linear(8, 1))
-        self._left, self._restless = (deadly - 1) * MICRO_BATCHES + 1, restless
+        self._left, self._nondeterministic = (deadly - 1) * MICRO_BATCHES + 1, nondeterministic
 
     def forward(self, rows: Tensor) -> Tensor:
         self._left -= 1
         if self._left == 0:
             raise Killed
-        noise = int.from_bytes(os.urandom(4), "big") / 2**32 if self._restless else 0.0
+        noise = int.from_bytes(os.urandom(4), "big") / 2**32 if self._nondeterministic else 0.0
         output: Tensor = self.layers(rows) + noise
         return output
 
@@ -80,12 +80,15 @@ def short_fit(run: Path | FolderAgent | None, model: nn.Module, **changes: Any) 
 def broken_off(run: Path | None, step: int, **changes: Any) -> None:
     """Interrupt at this step of the attempt."""
     with pytest.raises(Killed):
-        short_fit(run, Frail(step, restless=changes.pop("restless", False)), **changes)
+        short_fit(
+            run, InterruptibleModel(step, nondeterministic=changes.pop("nondeterministic", False)), **changes
+        )
 
 
-# ----------------------------------------------------------------------------------------- what it says
+# ---------------------------------------------------------------------------------------------- content
 
 
+@pytest.mark.slow
 def test_a_rank_killed_in_an_exact_run_is_a_point_of_its_certificate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -117,7 +120,7 @@ def test_an_attempt_that_never_reached_a_checkpoint_is_not_forgotten(tmp_path: P
     broken_off(tmp_path, 2)  # at its second step, before any checkpoint of its own
     broken_off(tmp_path, 1)
 
-    certificate = short_fit(tmp_path, Frail()).certificate
+    certificate = short_fit(tmp_path, InterruptibleModel()).certificate
 
     assert [(each.step, each.reached, each.killed) for each in certificate.resumes] == [
         (4, 6, True),
@@ -128,10 +131,10 @@ def test_an_attempt_that_never_reached_a_checkpoint_is_not_forgotten(tmp_path: P
     assert certificate == verify_certificate(tmp_path / "certificate.json", run=tmp_path)
 
 
-def test_a_run_that_ended_in_order_has_survived_no_kill(tmp_path: Path) -> None:
-    short_fit(tmp_path, Frail(), steps=6)
+def test_a_run_that_ended_normally_records_no_kill(tmp_path: Path) -> None:
+    short_fit(tmp_path, InterruptibleModel(), steps=6)
 
-    certificate = short_fit(tmp_path, Frail()).certificate
+    certificate = short_fit(tmp_path, InterruptibleModel()).certificate
 
     assert [(each.step, each.reached, each.killed) for each in certificate.resumes] == [(6, 6, False)]
     assert certificate.kill_points == ()
@@ -139,17 +142,17 @@ def test_a_run_that_ended_in_order_has_survived_no_kill(tmp_path: Path) -> None:
 
 
 def test_a_call_with_nothing_left_to_do_is_no_resume(tmp_path: Path) -> None:
-    short_fit(tmp_path, Frail())
+    short_fit(tmp_path, InterruptibleModel())
 
-    assert short_fit(tmp_path, Frail()).certificate.resumes == ()
+    assert short_fit(tmp_path, InterruptibleModel()).certificate.resumes == ()
 
 
-def test_a_run_that_is_not_reproducible_is_said_to_be_so(
+def test_a_run_that_is_not_reproducible_is_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    broken_off(tmp_path, 7, restless=True)
+    broken_off(tmp_path, 7, nondeterministic=True)
 
-    certificate = short_fit(tmp_path, Frail(restless=True)).certificate
+    certificate = short_fit(tmp_path, InterruptibleModel(nondeterministic=True)).certificate
 
     assert certificate.largest_difference > 0
     assert (certificate.asked_exact, certificate.exact, certificate.is_ledger_right) == (True, False, True)
@@ -157,11 +160,11 @@ def test_a_run_that_is_not_reproducible_is_said_to_be_so(
     assert not verify_certificate(tmp_path / "certificate.json", run=tmp_path).exact
 
 
-def test_the_difference_is_kept_over_later_kills(tmp_path: Path) -> None:
-    broken_off(tmp_path, 7, restless=True)
-    broken_off(tmp_path, 6, restless=True)  # computes 5 and 6 again, and saves after 8
+def test_the_loss_difference_is_kept_over_later_kills(tmp_path: Path) -> None:
+    broken_off(tmp_path, 7, nondeterministic=True)
+    broken_off(tmp_path, 6, nondeterministic=True)  # computes 5 and 6 again, and saves after 8
 
-    certificate = short_fit(tmp_path, Frail()).certificate
+    certificate = short_fit(tmp_path, InterruptibleModel()).certificate
 
     assert certificate.largest_difference > 0
     assert len(certificate.kill_points) == 2
@@ -175,30 +178,30 @@ def test_the_difference_is_kept_over_later_kills(tmp_path: Path) -> None:
         ({"exact": False}, {}, "exact is True, was False"),
     ],
 )
-def test_a_run_that_went_on_in_another_way_is_not_exact(
+def test_a_run_resumed_with_other_options_is_not_exact(
     tmp_path: Path, before: dict[str, Any], after: dict[str, Any], change: str
 ) -> None:
-    short_fit(tmp_path, Frail(), steps=4, **before)
-    short_fit(tmp_path, Frail(), steps=8, **after)
+    short_fit(tmp_path, InterruptibleModel(), steps=4, **before)
+    short_fit(tmp_path, InterruptibleModel(), steps=8, **after)
 
-    certificate = short_fit(tmp_path, Frail(), **after).certificate
+    certificate = short_fit(tmp_path, InterruptibleModel(), **after).certificate
 
     assert change in certificate.changed
     assert (certificate.exact, certificate.largest_difference) == (False, 0.0)
     assert certificate == verify_certificate(tmp_path / "certificate.json", run=tmp_path)
 
 
-def test_looking_at_a_run_in_another_way_changes_nothing(tmp_path: Path) -> None:
-    short_fit(tmp_path, Frail())
+def test_a_changed_option_without_a_resume_is_not_recorded(tmp_path: Path) -> None:
+    short_fit(tmp_path, InterruptibleModel())
 
-    assert short_fit(tmp_path, Frail(), precision="bf16").certificate.changed == ()
+    assert short_fit(tmp_path, InterruptibleModel(), precision="bf16").certificate.changed == ()
 
 
-def test_an_attempt_that_kept_nothing_is_compared_too(tmp_path: Path) -> None:
+def test_an_attempt_without_a_checkpoint_is_compared_too(tmp_path: Path) -> None:
     """It was killed while its first checkpoint, which may be large, was being written."""
     broken_off(tmp_path, 3)
     shutil.rmtree(tmp_path / "checkpoints")
-    other = Frail()
+    other = InterruptibleModel()
     nn.init.ones_(next(other.parameters()))
 
     certificate = short_fit(tmp_path, other).certificate
@@ -208,48 +211,48 @@ def test_an_attempt_that_kept_nothing_is_compared_too(tmp_path: Path) -> None:
     assert certificate == verify_certificate(tmp_path / "certificate.json", run=tmp_path)
 
 
-def test_runs_that_are_not_exact_keep_count_but_leave_no_file(tmp_path: Path) -> None:
+def test_runs_that_are_not_exact_count_samples_but_leave_no_file(tmp_path: Path) -> None:
     broken_off(tmp_path, 7, exact=False)
 
-    certificate = short_fit(tmp_path, Frail(), exact=False).certificate
+    certificate = short_fit(tmp_path, InterruptibleModel(), exact=False).certificate
 
     assert (len(certificate.kill_points), certificate.compared, certificate.largest_difference) == (1, 2, 0.0)
     assert (certificate.asked_exact, certificate.exact, certificate.is_ledger_right) == (False, False, None)
     assert not (tmp_path / "certificate.json").exists()
 
 
-def test_without_a_place_for_it_no_file_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_run_folder_no_file_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("FALAJ_OUTPUTS", raising=False)
 
-    result = short_fit(None, Frail())
+    result = short_fit(None, InterruptibleModel())
 
     assert result.certificate.exact
     assert result.certificate.ledger == result.ledger == expected_head(BatchPlan(40, 8, seed=0), 12)
     assert list(tmp_path.iterdir()) == []
 
 
-# -------------------------------------------------------------------------------------- what is not so
+# ------------------------------------------------------------------------------------------- forgeries
 
 
 @pytest.fixture
 def certified(tmp_path: Path) -> Path:
     broken_off(tmp_path, 7)
-    short_fit(tmp_path, Frail())
+    short_fit(tmp_path, InterruptibleModel())
     return tmp_path / "certificate.json"
 
 
 def forge(path: Path, **changes: Any) -> None:
-    """Change it, and its digest too."""
-    said = json.loads(path.read_text()) | changes
-    del said["sha256"]
-    path.write_text(json.dumps(said | {"sha256": digest(said)}))
+    """Change the certificate, and its digest too."""
+    content = json.loads(path.read_text()) | changes
+    del content["sha256"]
+    path.write_text(json.dumps(content | {"sha256": digest(content)}))
 
 
-def test_a_certificate_that_was_changed_is_found_out(certified: Path) -> None:
-    said = certified.read_text()
-    assert '"steps": 12' in said
-    certified.write_text(said.replace('"steps": 12', '"steps": 13'))
+def test_a_changed_certificate_is_detected(certified: Path) -> None:
+    content = certified.read_text()
+    assert '"steps": 12' in content
+    certified.write_text(content.replace('"steps": 12', '"steps": 13'))
 
     with pytest.raises(CertificateInvalid, match="changed after it was written"):
         fj.verify_certificate(certified)
@@ -269,7 +272,7 @@ def test_a_certificate_that_was_changed_is_found_out(certified: Path) -> None:
         ({"version": 2}, "version"),
     ],
 )
-def test_what_a_forged_certificate_says_is_worked_out_again(
+def test_claims_of_a_forged_certificate_are_recomputed(
     certified: Path, changes: dict[str, Any], where: str
 ) -> None:
     forge(certified, **changes)
@@ -291,7 +294,7 @@ def test_a_certificate_of_other_batches_is_refused(certified: Path, given: dict[
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"sha256": 1, "version": 1}', "\x00"])
-def test_what_is_no_certificate_is_refused(tmp_path: Path, text: str) -> None:
+def test_an_invalid_certificate_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "certificate.json"
     path.write_text(text)
 
@@ -299,15 +302,15 @@ def test_what_is_no_certificate_is_refused(tmp_path: Path, text: str) -> None:
         verify_certificate(path)
 
 
-def test_a_run_that_saw_other_samples_is_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A sample of step 9 is not the one that the plan has there."""
+def test_a_run_that_saw_other_samples_is_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sample of step 9 is not the one in the plan."""
     broken_off(tmp_path, 7)
     real, expected = BatchPlan.indices, expected_head(BatchPlan(40, 8, seed=0), 12)
 
     with monkeypatch.context() as during:
         during.setattr("falaj.training.runtime.checkpointing.certificate.expected_head", lambda *_: expected)
         during.setattr(BatchPlan, "indices", lambda plan, step: real(plan, step + (step == 9)))
-        certificate = short_fit(tmp_path, Frail()).certificate
+        certificate = short_fit(tmp_path, InterruptibleModel()).certificate
 
     assert (certificate.is_ledger_right, certificate.exact) == (False, False)
     assert not verify_certificate(tmp_path / "certificate.json").exact
@@ -316,6 +319,7 @@ def test_a_run_that_saw_other_samples_is_found_out(tmp_path: Path, monkeypatch: 
 # ------------------------------------------------------------------------------------- on a platform
 
 
+@pytest.mark.slow
 def test_the_certificate_is_an_artifact_of_the_jobs_run(
     light_harness: JobHarness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -326,11 +330,12 @@ def test_the_certificate_is_an_artifact_of_the_jobs_run(
     reconciler.tick()
     folder = harness.host.folder / job.id
     eventually((folder / "1.agent" / "agent.sock").exists)
-    monkeypatch.setenv("FALAJ_AGENT", str(folder / "1.agent" / "agent.sock"))
+    for name, value in harness.agent_variables(job).items():
+        monkeypatch.setenv(name, value)
     monkeypatch.setenv("FALAJ_OUTPUTS", str(folder / "1" / "outputs"))
 
     broken_off(None, 7)
-    certificate = short_fit(None, Frail()).certificate
+    certificate = short_fit(None, InterruptibleModel()).certificate
     harness.launcher.known[f"{job.id}/1"] = DONE
 
     def has_ended() -> bool:

@@ -22,11 +22,11 @@ STEPS = 12
 Life = dict[str, Any]
 
 
-def lives(folder: Path, *wanted: Life) -> list[dict[str, Any] | None]:
+def run_attempts(folder: Path, *wanted: Life) -> list[dict[str, Any] | None]:
     """Return the results of consecutive runs in one folder; None for those that were killed."""
-    asked = [{"steps": STEPS, "checkpoint_every": 2} | each for each in wanted]
+    requests = [{"steps": STEPS, "checkpoint_every": 2} | each for each in wanted]
     done = subprocess.run(
-        [sys.executable, str(SCRIPT), str(folder), json.dumps(asked)],
+        [sys.executable, str(SCRIPT), str(folder), json.dumps(requests)],
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,
@@ -41,10 +41,10 @@ def lives(folder: Path, *wanted: Life) -> list[dict[str, Any] | None]:
 def test_one_process_is_killed_while_it_saves(tmp_path: Path) -> None:
     first = random.randrange(10**9)
     print(f"moments drawn from {first}")
-    dice = random.Random(first)
-    dying = [{"processes": 1, "dies": {"0": dice.randint(1, 25)}} for _ in range(8)]
+    rng = random.Random(first)
+    dying = [{"processes": 1, "dies": {"0": rng.randint(1, 25)}} for _ in range(8)]
 
-    straight, *_, last = lives(tmp_path, {"processes": 1, "kept": False}, *dying, {"processes": 1})
+    straight, *_, last = run_attempts(tmp_path, {"processes": 1, "kept": False}, *dying, {"processes": 1})
 
     assert straight
     assert last
@@ -55,15 +55,15 @@ def test_one_process_is_killed_while_it_saves(tmp_path: Path) -> None:
 def test_either_of_two_processes_is_killed_while_they_save(tmp_path: Path) -> None:
     first = random.randrange(10**9)
     print(f"moments drawn from {first}")
-    dice = random.Random(first)
+    rng = random.Random(first)
     exact = {"exact": True, "accumulate": 2}
     dying = [
-        exact | {"processes": 2, "dies": {rank: dice.randint(1, most)}}
+        exact | {"processes": 2, "dies": {rank: rng.randint(1, most)}}
         for rank, most in (("0", 30), ("1", 6), ("0", 30), ("1", 6))
     ]
 
     alone = exact | {"processes": 1}
-    straight, *dead, last = lives(tmp_path, alone | {"kept": False}, *dying, alone)
+    straight, *dead, last = run_attempts(tmp_path, alone | {"kept": False}, *dying, alone)
 
     assert dead[0] is None
     assert straight
@@ -72,7 +72,7 @@ def test_either_of_two_processes_is_killed_while_they_save(tmp_path: Path) -> No
     assert left_over(tmp_path) == []
 
 
-def test_a_run_goes_on_in_any_layout_on_any_number_of_processes(tmp_path: Path) -> None:
+def test_a_run_resumes_in_any_layout_on_any_number_of_processes(tmp_path: Path) -> None:
     same = {"plain": True, "accumulate": 4}
     ways: list[Life] = [
         {"processes": 2, "parallel": "ddp", "steps": 3},
@@ -82,7 +82,9 @@ def test_a_run_goes_on_in_any_layout_on_any_number_of_processes(tmp_path: Path) 
         {"processes": 1},
     ]
 
-    straight, *parts = lives(tmp_path, same | {"processes": 1, "kept": False}, *(same | way for way in ways))
+    straight, *parts = run_attempts(
+        tmp_path, same | {"processes": 1, "kept": False}, *(same | way for way in ways)
+    )
 
     assert straight
     assert [part and part["from"] for part in parts] == [0, 3, 5, 7, 9]
@@ -90,16 +92,16 @@ def test_a_run_goes_on_in_any_layout_on_any_number_of_processes(tmp_path: Path) 
     assert figures(spread) == pytest.approx(figures(straight["losses"]), rel=1e-4)
 
 
-def test_processes_agree_on_the_one_before_when_a_part_is_damaged(tmp_path: Path) -> None:
-    """Each reads its own shards only: the damage is seen by one of them."""
+def test_processes_agree_on_the_previous_checkpoint_when_a_part_is_damaged(tmp_path: Path) -> None:
+    """Each process reads its own shards only: the damage is seen by one of them."""
     same = {"processes": 2, "parallel": "fsdp", "plain": True}
-    (first,) = lives(tmp_path, same | {"steps": 6})
+    (first,) = run_attempts(tmp_path, same | {"steps": 6})
     part = tmp_path / "run" / "checkpoints" / "step-0000000006" / "part-00001"
     data = bytearray(part.read_bytes())
     data[PREFIX_BYTES + int.from_bytes(data[8:16], "little")] ^= 1  # of its first tensor
     part.write_bytes(data)
 
-    (again,) = lives(tmp_path, same | {"steps": 8})
+    (again,) = run_attempts(tmp_path, same | {"steps": 8})
 
     assert first
     assert again

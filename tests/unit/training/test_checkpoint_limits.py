@@ -1,4 +1,4 @@
-"""What a job saves is bounded: by what it announced, by the limit for a checkpoint, and by what the disk has left."""
+"""Checkpoints of a job are bounded by their announced sizes, the configured limit, and the free disk space."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def job(light_harness: JobHarness) -> Job:
 
 @pytest.fixture
 def store(light_harness: JobHarness, job: Job, tmp_path: Path) -> Iterator[CheckpointStore]:
-    """The checkpoints of an attempt, of which none may be larger than the limit."""
+    """The checkpoints of an attempt, none of which may be larger than the limit."""
     with agent_of(light_harness, job, tmp_path / "attempt", limits=StorageLimits(LIMIT)) as path:
         agent = SocketAgent.connect(str(path))
         yield agent.checkpoints()
@@ -51,14 +51,19 @@ def store(light_harness: JobHarness, job: Job, tmp_path: Path) -> Iterator[Check
 
 
 def stored_bytes(harness: JobHarness) -> int:
-    """What lies in the folders of the zones, whatever it is."""
-    files = (each for each in (harness.platform.home.path / "blobs").rglob("*") if each.is_file())
+    """Return the bytes in the folders of the zones."""
+    files = (
+        each
+        for each in (harness.platform.home.path / "blobs").rglob("*")
+        if each.is_file() and ".store." not in each.name
+    )
     return sum(each.stat().st_size for each in files)
 
 
 # ------------------------------------------------------------------------------------- one checkpoint
 
 
+@pytest.mark.slow
 def test_a_part_beyond_the_limit_is_refused_before_a_byte_is_kept(
     light_harness: JobHarness, store: CheckpointStore
 ) -> None:
@@ -81,7 +86,7 @@ def test_all_parts_of_a_checkpoint_count_together(light_harness: JobHarness, sto
         store.save_part(FIRST, 1, [bytes(2 * MIB)])
 
     assert stored_bytes(light_harness) == before
-    store.save_part(FIRST, 1, [bytes(MIB // 2)])  # the one that was refused does not count
+    store.save_part(FIRST, 1, [bytes(MIB // 2)])  # the refused one does not count
     store.commit(FIRST, [3 * MIB, MIB // 2], b"{}", Retention())
     assert store.steps() == [5]
 
@@ -98,7 +103,7 @@ def test_a_part_that_comes_again_counts_once_and_leaves_nothing_behind(
     assert stored_bytes(light_harness) == once
 
 
-def test_a_manifest_counts_too(store: CheckpointStore) -> None:
+def test_the_manifest_counts_towards_the_limit(store: CheckpointStore) -> None:
     store.save_part(FIRST, 0, [bytes(3 * MIB)])
 
     with pytest.raises(CheckpointFailed, match="the manifest"):
@@ -117,7 +122,7 @@ def test_parts_of_other_sizes_than_announced_make_no_checkpoint(store: Checkpoin
 
 
 @pytest.mark.parametrize("sizes", [None, "5", [-1], ["5"], [5] * 5000])
-def test_sizes_that_make_no_sense_are_refused(store: CheckpointStore, sizes: object) -> None:
+def test_invalid_sizes_are_refused(store: CheckpointStore, sizes: object) -> None:
     store.save_part(FIRST, 0, [b"12345"])
 
     with pytest.raises(InvalidTraining, match="sizes"):
@@ -126,7 +131,7 @@ def test_sizes_that_make_no_sense_are_refused(store: CheckpointStore, sizes: obj
         )
 
 
-def test_the_bytes_of_a_checkpoint_that_is_let_go_are_gone_at_once(
+def test_the_bytes_of_a_removed_checkpoint_are_deleted_at_once(
     light_harness: JobHarness, store: CheckpointStore
 ) -> None:
     sizes = []
@@ -140,7 +145,7 @@ def test_the_bytes_of_a_checkpoint_that_is_let_go_are_gone_at_once(
     assert sizes[1] == sizes[-1]
 
 
-def test_a_save_that_was_given_up_for_later_ones_leaves_nothing(
+def test_a_save_superseded_by_later_ones_leaves_nothing(
     light_harness: JobHarness, store: CheckpointStore
 ) -> None:
     before = stored_bytes(light_harness)
@@ -156,7 +161,7 @@ def test_a_save_that_was_given_up_for_later_ones_leaves_nothing(
 
 
 def with_free(monkeypatch: pytest.MonkeyPatch, *left: int) -> None:
-    """A volume of 100 MiB that has so much left, at one look after the other; the last one stays."""
+    """Simulate a volume of 100 MiB with this free space at consecutive checks; the last one stays."""
     looks = list(left)
 
     def look(_: object) -> Volume:
@@ -165,7 +170,7 @@ def with_free(monkeypatch: pytest.MonkeyPatch, *left: int) -> None:
     monkeypatch.setattr("falaj.control.jobs.storage_limits.os.statvfs", look)
 
 
-def test_a_part_that_the_disk_has_no_room_for_is_refused(
+def test_a_part_larger_than_the_free_space_is_refused(
     light_harness: JobHarness, job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with agent_of(light_harness, job, tmp_path / "attempt", limits=StorageLimits(disk=tmp_path)) as path:
@@ -182,7 +187,7 @@ def test_a_part_that_the_disk_has_no_room_for_is_refused(
         assert store.steps() == [5]
 
 
-def test_a_disk_that_fills_up_meanwhile_ends_an_upload_without_a_trace(
+def test_a_disk_that_fills_up_ends_an_upload_and_leaves_nothing(
     light_harness: JobHarness, job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(storage_limits, "CHECK_EVERY_BYTES", MIB)
@@ -219,18 +224,18 @@ def test_an_upload_that_is_broken_off_leaves_nothing(
 
 
 @dataclass(frozen=True)
-class Moody(StorageLimits):
-    """Refuses what it is asked about for the third time: the second checkpoint, after that of step 0."""
+class RefusingLimits(StorageLimits):
+    """Refuses the third request: the second checkpoint, after that of step 0."""
 
-    asked: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+    calls: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     def require(self, size: int, *, beside: int, what: str) -> None:
-        if next(self.asked) == 3:
+        if next(self.calls) == 3:
             raise TooLarge("no room for that")
         super().require(size, beside=beside, what=what)
 
 
-def test_a_run_goes_on_when_a_checkpoint_is_refused(
+def test_a_run_continues_when_a_checkpoint_is_refused(
     light_harness: JobHarness,
     job: Job,
     tmp_path: Path,
@@ -240,7 +245,7 @@ def test_a_run_goes_on_when_a_checkpoint_is_refused(
     monkeypatch.setenv("FALAJ_CACHE", str(tmp_path / "cache"))
     rows = torch.randn(32, 4)
 
-    with agent_of(light_harness, job, tmp_path / "attempt", limits=Moody()) as path:
+    with agent_of(light_harness, job, tmp_path / "attempt", limits=RefusingLimits()) as path:
         monkeypatch.setenv("FALAJ_AGENT", str(path))
         result = fit(
             nn.Linear(4, 1),
@@ -255,5 +260,5 @@ def test_a_run_goes_on_when_a_checkpoint_is_refused(
 
     assert len(result.losses) == 20
     assert [each.step for each in light_harness.jobs.checkpoints(job.id)] == [20, 15, 10]
-    said = "the checkpoint of step 5 could not be saved: no room for that; the last good one: of step 0. Training "
-    assert said in capsys.readouterr().err
+    message = "the checkpoint of step 5 could not be saved: no room for that; the last good one: of step 0. Training "
+    assert message in capsys.readouterr().err

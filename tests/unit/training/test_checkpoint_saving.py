@@ -44,19 +44,21 @@ def steps_in(run: Path) -> list[int]:
 # ------------------------------------------------------------------------------------------- staging
 
 
-def test_a_step_waits_for_what_it_would_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The copies are held back until the loop asks for them: forward and backward pass are over by then."""
-    asked = threading.Event()
+def test_a_step_waits_for_copies_of_what_it_would_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The copies are delayed until the loop waits for them, after the forward and backward pass."""
+    waiting = threading.Event()
     real_finish, real_wait = Staging.finish, Staging._wait_for_thread
 
     def finish(self: Staging) -> None:
-        asked.wait(0.3)  # the last one is not asked for
+        waiting.wait(0.3)  # nothing waits for the last one
         real_finish(self)
 
     def wait(self: Staging) -> None:
-        asked.set()
+        waiting.set()
         real_wait(self)
-        asked.clear()
+        waiting.clear()
 
     straight = train(None)
     monkeypatch.setattr(Staging, "finish", finish)
@@ -70,7 +72,7 @@ def test_a_step_waits_for_what_it_would_change(tmp_path: Path, monkeypatch: pyte
     assert again.losses == straight.losses[8:]
 
 
-def test_a_callback_that_changes_the_model_before_the_first_step_waits_too(
+def test_a_callback_that_changes_the_model_waits_for_the_save(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     changed = threading.Event()
@@ -113,7 +115,7 @@ def no_loss(output: Tensor, _: Tensor) -> Tensor:
     return output.sum()
 
 
-def test_a_copy_that_fails_is_told_to_all_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_copy_is_reported_to_all_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The failure is sent with the plan, for which the others wait."""
 
     def finish(_: Staging) -> None:
@@ -130,7 +132,7 @@ def test_a_copy_that_fails_is_told_to_all_processes(tmp_path: Path, monkeypatch:
     checkpointer.close()
 
 
-def test_saving_changes_nothing(tmp_path: Path) -> None:
+def test_saving_does_not_change_losses(tmp_path: Path) -> None:
     assert train(tmp_path, checkpoint_every=1).losses == train(None).losses
 
 
@@ -141,7 +143,7 @@ Refuses = Callable[[SaveId], bool]
 
 
 def fill_disk(monkeypatch: pytest.MonkeyPatch, when: Refuses) -> None:
-    """Have parts go to a device that is full, when `when` says so."""
+    """Direct parts to a full device when `when` returns true."""
     real, names = CheckpointFolder.save_part, folders.part_name
 
     def save_part(self: CheckpointFolder, mark: SaveId, number: int, pieces: Sequence[Bytes]) -> None:
@@ -154,21 +156,21 @@ def fill_disk(monkeypatch: pytest.MonkeyPatch, when: Refuses) -> None:
     monkeypatch.setattr(CheckpointFolder, "save_part", save_part)
 
 
-def test_one_that_cannot_be_kept_is_said_and_the_run_goes_on(
+def test_a_failed_save_is_reported_and_the_run_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fill_disk(monkeypatch, lambda mark: mark.step == 4)
 
     result = train(tmp_path)
 
-    said = capsys.readouterr().err
-    assert "the checkpoint of step 4 could not be saved: No space left on device" in said
-    assert "the last good one: of step 0. Training continues" in said
+    output = capsys.readouterr().err
+    assert "the checkpoint of step 4 could not be saved: No space left on device" in output
+    assert "the last good one: of step 0. Training continues" in output
     assert result.step == STEPS
     assert steps_in(tmp_path) == [12, 8, 0]
 
 
-def test_a_disk_that_stays_full_ends_the_run_and_names_the_last_good_one(
+def test_a_disk_that_stays_full_ends_the_run_and_names_the_last_good_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill_disk(monkeypatch, lambda mark: mark.step > 0)
@@ -185,7 +187,7 @@ def test_a_disk_that_stays_full_ends_the_run_and_names_the_last_good_one(
     assert train(tmp_path, seed=1).losses == train(None).losses
 
 
-def test_the_last_one_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_last_save_is_retried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[int] = []
 
     def once(mark: SaveId) -> bool:
@@ -200,7 +202,7 @@ def test_the_last_one_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert steps_in(tmp_path) == [12, 8, 4]
 
 
-def test_where_nothing_can_be_kept_the_run_does_not_go_on(
+def test_a_run_that_cannot_save_its_first_checkpoint_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill_disk(monkeypatch, lambda _: True)
@@ -209,7 +211,7 @@ def test_where_nothing_can_be_kept_the_run_does_not_go_on(
         train(tmp_path)
 
 
-def test_memory_for_a_copy_that_is_not_there_is_a_failure_like_others(
+def test_missing_memory_for_a_copy_is_a_failed_save(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     real = torch.empty
@@ -246,7 +248,9 @@ def wait_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(saver, "BEST_TIME_SHARE", 1.0)
 
 
-def test_the_best_one_is_saved_at_once_and_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_best_checkpoint_is_saved_at_once_and_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     wait_for_each(monkeypatch)
     scores = iter([5.0, 1.0, 3.0, 2.0, 4.0, 6.0])
 
@@ -263,7 +267,9 @@ def test_the_best_one_is_saved_at_once_and_stays(tmp_path: Path, monkeypatch: py
     assert steps_in(tmp_path) == [12, 9, 4]
 
 
-def test_the_best_one_stays_when_the_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_best_checkpoint_stays_when_the_run_resumes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     wait_for_each(monkeypatch)
     scores = iter([5.0, 1.0, 3.0, 2.0, 4.0, 6.0])
     options: dict[str, Any] = {"evaluate": lambda _: next(scores), "evaluate_every": 2, "checkpoint_keep": 1}
@@ -274,7 +280,7 @@ def test_the_best_one_stays_when_the_run_goes_on(tmp_path: Path, monkeypatch: py
     assert steps_in(tmp_path) == [12, 4]
 
 
-def test_a_better_one_that_could_not_be_kept_does_not_replace_the_best(
+def test_a_better_checkpoint_that_failed_does_not_replace_the_best(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wait_for_each(monkeypatch)
@@ -293,6 +299,6 @@ def test_a_better_one_that_could_not_be_kept_does_not_replace_the_best(
 
 
 @pytest.mark.parametrize("keep", [0, 101, True, 2.5])
-def test_a_count_that_makes_no_sense_is_refused(keep: Any) -> None:
+def test_an_invalid_count_is_refused(keep: Any) -> None:
     with pytest.raises(InvalidTraining, match="checkpoint_keep"):
         train(None, checkpoint_keep=keep)

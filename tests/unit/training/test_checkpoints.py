@@ -17,10 +17,11 @@ from falaj.training.runtime.checkpointing.checkpointer import Checkpointer
 from falaj.training.runtime.checkpointing.state import CheckpointState, collect_state
 from falaj.training.runtime.checkpointing.storage.folder import CheckpointFolder
 from falaj.training.runtime.checkpointing.storage.manifest import decode_manifest
-from falaj.training.runtime.checkpointing.storage.store import Retention
+from falaj.training.runtime.checkpointing.storage.store import Retention, SaveId
 from falaj.training.runtime.errors import CheckpointDamaged, InvalidTraining
 from falaj.training.runtime.fit import fit
 from falaj.training.runtime.parallel.process_group import ProcessGroup
+from power_cuts import recorded_disk
 
 TENSORS = {
     "matrix": torch.arange(6.0).reshape(2, 3),
@@ -35,7 +36,7 @@ NUMBERS: dict[str, Any] = {"optimizer/π/step": 3, "optimizer/π/rate": 0.1}
 
 
 def kept(folder: Path, tensors: dict[str, Tensor], *, step: int = 3) -> Path:
-    """The folder of a checkpoint of `tensors`."""
+    """Save a checkpoint of `tensors`, and return its folder."""
     checkpointer = Checkpointer(CheckpointFolder(folder), ProcessGroup())
     state = CheckpointState(tensors, {}, NUMBERS, frozenset(["matrix"]))
     checkpointer.save(state, step=step, run={"words": "…"}, retention=Retention()).written.result()
@@ -53,7 +54,7 @@ def read(folder: Path) -> dict[str, Tensor]:
     return found[1]
 
 
-def test_tensors_come_back_to_the_bit(tmp_path: Path) -> None:
+def test_tensors_are_restored_exactly(tmp_path: Path) -> None:
     path = kept(tmp_path, TENSORS)
 
     found = read(tmp_path)
@@ -69,14 +70,14 @@ def test_tensors_come_back_to_the_bit(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, bytes]]:
-    """A checkpoint, and the bytes of its files."""
+    """Return a checkpoint, and the bytes of its files."""
     folder = tmp_path_factory.mktemp("kept")
     path = kept(folder, TENSORS)
     return folder, {each.name: each.read_bytes() for each in path.iterdir()}
 
 
 @given(name=st.sampled_from(["part-00000", "manifest.json"]), place=st.floats(0, 1), bit=st.integers(0, 7))
-def test_an_altered_bit_is_found_or_lies_in_the_padding(
+def test_an_altered_bit_is_detected_unless_it_is_padding(
     files: tuple[Path, dict[str, bytes]], name: str, place: float, bit: int
 ) -> None:
     folder, whole = files
@@ -96,7 +97,7 @@ def test_an_altered_bit_is_found_or_lies_in_the_padding(
 
 
 @given(name=st.sampled_from(["part-00000", "manifest.json"]), share=st.floats(0, 0.9))
-def test_a_cut_file_is_found(files: tuple[Path, dict[str, bytes]], name: str, share: float) -> None:
+def test_a_truncated_file_is_detected(files: tuple[Path, dict[str, bytes]], name: str, share: float) -> None:
     folder, whole = files
     (folder / "step-0000000003" / name).write_bytes(whole[name][: int(share * len(whole[name]))])
 
@@ -136,7 +137,7 @@ def test_nothing_in_a_checkpoint_is_pickled_or_unpickled(
         assert b"torch._utils" not in data
 
 
-def test_a_draft_without_a_commit_is_no_checkpoint_and_is_swept(tmp_path: Path) -> None:
+def test_an_uncommitted_draft_is_not_a_checkpoint_and_is_removed(tmp_path: Path) -> None:
     kept(tmp_path, TENSORS)
     store = CheckpointFolder(tmp_path)
     draft = tmp_path / f".step-0000000009.{'0' * 32}"
@@ -149,7 +150,18 @@ def test_a_draft_without_a_commit_is_no_checkpoint_and_is_swept(tmp_path: Path) 
     assert not draft.exists()
 
 
-def test_the_newest_stay_and_the_best(tmp_path: Path) -> None:
+def test_a_committed_checkpoint_in_a_new_folder_survives_a_power_cut(tmp_path: Path) -> None:
+    save = SaveId(7, "0" * 32)
+    with recorded_disk() as disk:
+        store = CheckpointFolder(tmp_path / "runs" / "first" / "checkpoints")
+        store.save_part(save, 0, [b"weights"])
+        store.commit(save, [7], b"{}", Retention())
+
+    assert disk.cut_power(tmp_path) == []
+    assert store.steps() == [7]
+
+
+def test_the_newest_and_the_best_checkpoints_stay(tmp_path: Path) -> None:
     assert Retention(2, best=1).gone([0, 1, 2, 3, 9], newest=4) == [2, 0, 9]
     assert Retention(3).gone([4], newest=4) == []
 
@@ -188,8 +200,8 @@ def test_tied_parameters_are_stored_once_under_names_of_the_model(tmp_path: Path
     assert "model/table.weight" in state.updated
 
 
-def test_tied_parameters_of_which_nothing_lies_here_are_tied_all_the_same() -> None:
-    """As a process has them whose shard is empty: the others say that they are one."""
+def test_tied_parameters_of_other_stages_stay_tied() -> None:
+    """As in a process whose shard is empty: the others report that they are tied."""
     model = nn.ModuleDict({"a": nn.Linear(4, 1), "b": nn.Linear(4, 1)})
     model["a"].weight = model["b"].weight = nn.Parameter(torch.empty(0, 4))
 
@@ -221,7 +233,7 @@ def test_parameters_of_other_stages_are_not_held() -> None:
     assert set(state.tensors) == {"model/0.weight", "model/0.bias"}
 
 
-def test_state_that_only_pickle_could_keep_is_refused() -> None:
+def test_state_that_needs_pickle_is_refused() -> None:
     class Odd(optim.SGD):
         def step(self, closure: Any = None) -> None:  # type: ignore[override]
             self.state[self.param_groups[0]["params"][0]]["memory"] = [1, 2]
@@ -249,10 +261,10 @@ def test_a_checkpoint_of_many_files_needs_few_reads(tmp_path: Path, monkeypatch:
     assert len(reads) == 2  # the header, and all the tensors
 
 
-def test_only_what_is_needed_is_read(tmp_path: Path) -> None:
+def test_only_needed_tensors_are_read(tmp_path: Path) -> None:
     path = kept(tmp_path, {"mine": torch.ones(100_000), "theirs": torch.ones(100_000)})
     data = bytearray((path / "part-00000").read_bytes())
-    data[-8] ^= 1  # in what is not needed
+    data[-8] ^= 1  # in a part that is not needed
     (path / "part-00000").write_bytes(data)
     checkpointer = Checkpointer(CheckpointFolder(tmp_path), ProcessGroup())
 

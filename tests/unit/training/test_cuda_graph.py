@@ -25,7 +25,7 @@ BATCHES = BatchPlan(32, 8, seed=1)
 
 
 class Samples:
-    """Rows that are read one by one; those of the second batch may be as narrow as told."""
+    """Rows that are read one by one; those of the second batch may be narrower."""
 
     def __init__(self, *, narrow: int = 4) -> None:
         self._rows = torch.randn(32, 4, generator=torch.Generator().manual_seed(1))
@@ -41,7 +41,7 @@ class Samples:
 
 
 class Mean(nn.Module):
-    """Takes rows of any width."""
+    """Accepts rows of any width."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class Mean(nn.Module):
 
 
 class Replacing(Mean):
-    """Has a new buffer after each step, or in the first one only."""
+    """Replaces its buffer in each step, or in the first one only."""
 
     def __init__(self, times: int) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class Replacing(Mean):
 
 
 def make_engine(
-    data: Samples, said: list[str], *, graphed: bool = True, model: nn.Module | None = None
+    data: Samples, messages: list[str], *, graphed: bool = True, model: nn.Module | None = None
 ) -> StepEngine:
     model, world = model or Mean(), ProcessGroup()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -90,7 +90,7 @@ def make_engine(
         graph=graph,
         world=world,
         can_split=True,
-        notify=said.append,
+        notify=messages.append,
     )
 
 
@@ -103,7 +103,7 @@ def losses(engine: StepEngine, steps: range) -> list[float]:
 
 @pytest.fixture(autouse=True)
 def without_streams(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first steps, before the capture, need no more of CUDA than its streams."""
+    """Replace CUDA streams, which are all that the steps before the capture need."""
 
     def on_the_spot(_: CudaGraphStep, work: Any) -> Tensor:
         found: Tensor = work()
@@ -114,26 +114,26 @@ def without_streams(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_steps_before_the_capture_are_those_of_the_plain_loop() -> None:
-    said: list[str] = []
+    messages: list[str] = []
 
-    assert losses(make_engine(Samples(), said), range(1, 4)) == losses(
+    assert losses(make_engine(Samples(), messages), range(1, 4)) == losses(
         make_engine(Samples(), [], graphed=False), range(1, 4)
     )
-    assert said == []
+    assert messages == []
 
 
 @pytest.mark.parametrize("narrow", [1, 3])
-def test_a_batch_of_another_shape_is_not_stretched_into_the_graphs(narrow: int) -> None:
-    said: list[str] = []
+def test_a_batch_of_another_shape_does_not_use_the_graph(narrow: int) -> None:
+    messages: list[str] = []
     data = Samples(narrow=narrow)
 
-    assert losses(make_engine(data, said), range(1, 4)) == losses(
+    assert losses(make_engine(data, messages), range(1, 4)) == losses(
         make_engine(data, [], graphed=False), range(1, 4)
     )
-    assert "continuing without it" in said[0]
+    assert "continuing without it" in messages[0]
 
 
-def test_a_graph_is_given_up_where_batches_are_cut_into_pieces() -> None:
+def test_a_graph_is_dropped_when_batches_are_split_into_micro_batches() -> None:
     engine, plain = make_engine(Samples(), []), make_engine(Samples(), [], graphed=False)
     for each in (engine, plain):
         each.set_micro_batches(2)
@@ -142,13 +142,13 @@ def test_a_graph_is_given_up_where_batches_are_cut_into_pieces() -> None:
 
 
 def test_a_buffer_that_forward_replaces_is_not_lost_in_a_graph() -> None:
-    said: list[str] = []
+    messages: list[str] = []
     plain = make_engine(Samples(), [], graphed=False, model=Replacing(9))
 
-    found = losses(make_engine(Samples(), said, model=Replacing(9)), range(1, 7))
+    found = losses(make_engine(Samples(), messages, model=Replacing(9)), range(1, 7))
 
     assert found == losses(plain, range(1, 7))
-    assert said == [
+    assert messages == [
         "step 4: cannot be captured as a CUDA graph (forward replaces the buffer seen, instead of changing it in "
         "place); continuing without it"
     ]

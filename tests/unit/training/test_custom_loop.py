@@ -58,7 +58,7 @@ def plain_loop(dropout: float = 0.0) -> list[float]:
     return found
 
 
-def test_it_gives_the_losses_of_a_plain_loop_which_draws_its_own_random_numbers() -> None:
+def test_step_gives_the_losses_of_a_plain_loop_with_its_own_random_numbers() -> None:
     assert losses(fj.step(make_model(), mse, **PLAIN), batches()) == plain_loop()
     assert losses(fj.step(make_model(0.3), mse, **PLAIN), batches()) == plain_loop(0.3)
 
@@ -89,13 +89,13 @@ def test_a_batch_may_be_a_dict_or_of_another_size() -> None:
     assert step.number == 11
 
 
-def test_pieces_add_up_to_the_batch() -> None:
+def test_micro_batches_add_up_to_the_batch() -> None:
     parts = losses(fj.step(make_model(), mse, accumulate=3, **PLAIN), batches())
 
     assert parts == pytest.approx(plain_loop(), rel=1e-5)
 
 
-def test_a_number_in_a_batch_is_the_same_for_all_its_pieces() -> None:
+def test_a_scalar_in_a_batch_is_the_same_for_all_micro_batches() -> None:
     class Scaled(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -116,12 +116,12 @@ def test_a_number_in_a_batch_is_the_same_for_all_its_pieces() -> None:
 @pytest.mark.parametrize(
     "words", ["CUDA error: out of memory", "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when"]
 )
-def test_what_libraries_say_where_memory_runs_out_is_understood(words: str) -> None:
+def test_out_of_memory_messages_of_libraries_are_recognized(words: str) -> None:
     assert is_out_of_memory(RuntimeError(words))
     assert not is_out_of_memory(RuntimeError("CUDA error: an illegal memory access was encountered"))
 
 
-def test_where_memory_runs_out_the_pieces_are_smaller(capsys: pytest.CaptureFixture[str]) -> None:
+def test_out_of_memory_reduces_the_micro_batches(capsys: pytest.CaptureFixture[str]) -> None:
     class Large(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -140,7 +140,7 @@ def test_where_memory_runs_out_the_pieces_are_smaller(capsys: pytest.CaptureFixt
     assert step.state_dict()["pieces"] == 4
 
 
-def test_memory_that_is_too_little_for_one_sample_is_said() -> None:
+def test_memory_too_small_for_one_sample_is_reported() -> None:
     class Huge(nn.Linear):
         def forward(self, given: Tensor) -> Tensor:
             raise torch.OutOfMemoryError("CUDA out of memory")
@@ -149,7 +149,7 @@ def test_memory_that_is_too_little_for_one_sample_is_said() -> None:
         fj.step(Huge(4, 1), mse, **PLAIN)(batches()[0])
 
 
-def test_the_learning_rate_is_the_loops_own_affair() -> None:
+def test_the_loop_may_set_the_learning_rate() -> None:
     step = fj.step(make_model(), mse, lr=0.1, optimizer="sgd", **PLAIN)
     schedule = torch.optim.lr_scheduler.StepLR(step.optimizer, step_size=1, gamma=0.0)
     weights = []
@@ -161,7 +161,7 @@ def test_the_learning_rate_is_the_loops_own_affair() -> None:
     assert weights[0] == weights[1] == weights[2]
 
 
-def test_an_optimizer_of_ones_own_is_used_as_it_is() -> None:
+def test_a_given_optimizer_is_used_unchanged() -> None:
     model = make_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 
@@ -170,11 +170,11 @@ def test_an_optimizer_of_ones_own_is_used_as_it_is() -> None:
     assert step.optimizer is optimizer
 
 
-# ---------------------------------------------------------------------------------------------- its state
+# -------------------------------------------------------------------------------------------------- state
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
-def test_the_state_is_free_of_pickle_and_goes_on_to_the_bit(precision: str) -> None:
+def test_the_state_needs_no_pickle_and_resumes_exactly(precision: str) -> None:
     options = {**PLAIN, "precision": precision, "seed": 3}
     straight = losses(fj.step(make_model(0.3), mse, **options), batches())
     first = fj.step(make_model(0.3), mse, **options)
@@ -190,7 +190,7 @@ def test_the_state_is_free_of_pickle_and_goes_on_to_the_bit(precision: str) -> N
     assert begun + losses(second, batches(6, 10)) == straight
 
 
-def test_what_is_no_state_is_refused() -> None:
+def test_an_invalid_state_is_refused() -> None:
     with pytest.raises(InvalidTraining, match="without number, optimizer, pieces, plan, scaler"):
         fj.step(make_model(), mse, **PLAIN).load_state_dict({"model": {}})
 
@@ -204,7 +204,7 @@ def test_the_state_of_another_model_or_optimizer_is_refused() -> None:
         fj.step(make_model(), mse, optimizer="sgd", **PLAIN).load_state_dict(state)
 
 
-def test_the_learning_rate_comes_with_the_state_and_the_other_options_do_not() -> None:
+def test_the_state_restores_the_learning_rate_but_no_other_option() -> None:
     first = stepped(fj.step(make_model(), mse, **PLAIN))
     first.optimizer.param_groups[0]["lr"] = 0.5
 
@@ -231,7 +231,8 @@ def test_a_plan_is_followed() -> None:
     assert step.plan == Plan(fused=True, micro_batches=2)
 
 
-def test_a_plan_is_looked_for_on_the_first_batch_and_comes_with_the_state(
+@pytest.mark.slow
+def test_a_plan_is_searched_on_the_first_batch_and_kept_in_the_state(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("FALAJ_CACHE", str(tmp_path))
@@ -250,7 +251,7 @@ def test_a_plan_is_looked_for_on_the_first_batch_and_comes_with_the_state(
     assert capsys.readouterr().out == ""  # it did not search again
 
 
-def test_a_short_loop_is_not_searched_for(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_short_loop_has_no_plan_search(capsys: pytest.CaptureFixture[str]) -> None:
     assert losses(fj.step(make_model(), mse, steps=10, device="cpu"), batches()) == plain_loop()
     assert capsys.readouterr().out == ""
 
@@ -261,7 +262,7 @@ def test_a_short_loop_is_not_searched_for(capsys: pytest.CaptureFixture[str]) ->
 @pytest.mark.parametrize(
     "batch", [(), torch.tensor(1.0), "words", (torch.zeros(0, 4), torch.zeros(0, 1))], ids=str
 )
-def test_what_is_no_batch_is_refused(batch: Any) -> None:
+def test_an_invalid_batch_is_refused(batch: Any) -> None:
     with pytest.raises(InvalidTraining, match="tensors with a row per sample"):
         fj.step(make_model(), mse, **PLAIN)(batch)
 
@@ -286,12 +287,13 @@ def test_a_pipeline_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 # --------------------------------------------------------------------------------------------- processes
 
 
-def test_processes_with_a_part_of_each_batch_give_the_losses_of_one_with_all_of_it(tmp_path: Path) -> None:
-    asked = [(1, {}), (2, {}), (2, {"accumulate": 2}), (2, {"parallel": "fsdp"})]
+@pytest.mark.slow
+def test_data_parallel_processes_give_the_losses_of_one_process(tmp_path: Path) -> None:
+    requests = [(1, {}), (2, {}), (2, {"accumulate": 2}), (2, {"parallel": "fsdp"})]
     script = str(Path(__file__).with_name("parallel_step.py"))
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     ran = subprocess.run(
-        [sys.executable, script, json.dumps(asked), str(tmp_path)],
+        [sys.executable, script, json.dumps(requests), str(tmp_path)],
         env=environment,
         capture_output=True,
         text=True,

@@ -79,7 +79,7 @@ class Ragged(Noisy):
         return (inputs[:3] if index == 17 else inputs), target
 
 
-class Stuck(Noisy):
+class NotPicklable(Noisy):
     """Returns a value that cannot be pickled."""
 
     def __getitem__(self, index: int) -> Any:
@@ -116,11 +116,11 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture
 def forks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers are forked, also where the tests run beside a thread of their own."""
+    """Fork workers, even if the test process has threads."""
     monkeypatch.setattr(start_method, "reason_not_to_fork", lambda: None)
 
 
-# ----------------------------------------------------------------------------------- the same results
+# -------------------------------------------------------------------------------------- equal results
 
 
 @pytest.mark.usefixtures("forks")
@@ -136,7 +136,7 @@ def test_any_number_of_workers_gives_the_same_losses(options: dict[str, Any]) ->
 
 
 @pytest.mark.usefixtures("forks")
-def test_what_the_model_draws_does_not_depend_on_who_reads() -> None:
+def test_random_numbers_of_the_model_do_not_depend_on_the_loader() -> None:
     def noisy_loss(out: Tensor, target: Tensor) -> Tensor:
         return mse(out, target) * (1 + random.random() + float(numpy.random.rand()) + torch.rand(1).item())
 
@@ -156,12 +156,12 @@ def test_a_resumed_run_may_have_other_workers(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("forks")
-def test_samples_that_are_read_together_are_so_in_workers_too() -> None:
+def test_samples_that_are_read_in_batches_are_so_in_workers_too() -> None:
     assert train(Together(), workers=2).losses == train(workers=0).losses
 
 
 @pytest.mark.usefixtures("forks")
-def test_smaller_pieces_after_memory_ran_out_are_read_anew(capsys: pytest.CaptureFixture[str]) -> None:
+def test_micro_batches_reduced_by_out_of_memory_are_read_again(capsys: pytest.CaptureFixture[str]) -> None:
     def trained(workers: int) -> FitResult:
         left = [4]
 
@@ -177,7 +177,8 @@ def test_smaller_pieces_after_memory_ran_out_are_read_anew(capsys: pytest.Captur
     assert "continuing with 2 micro-batches" in capsys.readouterr().out
 
 
-def test_a_new_interpreter_reads_the_same() -> None:
+@pytest.mark.slow
+def test_a_spawned_worker_gives_the_same_batches() -> None:
     source, batches = DatasetSource(Noisy()), BatchPlan(64, 8, seed=5)
     reader = MicroBatchReader(source, seed=5, count=2)
     expected = InlineLoader(reader).take(1, batches.indices(1))
@@ -210,7 +211,7 @@ def workers_over(dataset: Any, *, count: int, last: int = 100) -> WorkerPoolLoad
     return WorkerPoolLoader(reader, items, batches, last=last, count=count, prefetch=2, start_method=FORK)
 
 
-def test_a_thread_reads_the_same_in_any_order() -> None:
+def test_a_reader_thread_gives_the_same_batches_in_any_order() -> None:
     rows = torch.randn(64, 4)
     source, batches = TensorSource((rows, rows), where="data", mapped=True), BatchPlan(64, 8, seed=5)
     reader = MicroBatchReader(source, seed=5, count=1)
@@ -243,7 +244,7 @@ def test_a_sample_that_cannot_be_read_is_named_with_its_step_and_traceback(worke
 
 @pytest.mark.usefixtures("forks")
 @pytest.mark.parametrize("workers", [0, 2])
-def test_memory_that_runs_out_while_a_sample_is_read_is_said_with_a_fix(workers: int) -> None:
+def test_out_of_memory_in_a_worker_is_reported_with_a_fix(workers: int) -> None:
     with pytest.raises(SampleUnreadable, match="sample 17 of step") as info:
         train(Greedy(), workers=workers)
 
@@ -257,9 +258,9 @@ def test_samples_that_differ_are_the_same_error_in_a_worker() -> None:
 
 
 @pytest.mark.usefixtures("forks")
-def test_a_batch_that_cannot_be_sent_is_an_error() -> None:
+def test_a_batch_that_cannot_be_pickled_is_an_error() -> None:
     with (
-        closing(workers_over(Stuck(), count=1)) as loader,
+        closing(workers_over(NotPicklable(), count=1)) as loader,
         pytest.raises(SampleUnreadable, match="cannot be sent to the trainer"),
     ):
         loader.take(1, BatchPlan(64, 8, seed=5).indices(1))
@@ -301,7 +302,7 @@ def test_wrong_options_are_named(options: dict[str, Any]) -> None:
     assert [fault.where for fault in refusal.value.faults] == list(options)
 
 
-# ---------------------------------------------------------------------------------------- real deaths
+# ----------------------------------------------------------------------------------- killed processes
 
 
 def start(
@@ -330,6 +331,7 @@ def is_running(pid: int) -> bool:
         return False
 
 
+@pytest.mark.slow
 def test_no_worker_outlives_a_trainer_that_is_killed(tmp_path: Path) -> None:
     process = start(tmp_path / "run", 2, tmp_path / "pids", 0.05)
     eventually(lambda: len(list((tmp_path / "pids").iterdir())) == 2, within=120)
@@ -340,7 +342,8 @@ def test_no_worker_outlives_a_trainer_that_is_killed(tmp_path: Path) -> None:
     eventually(lambda: are_gone(tmp_path / "pids"), within=10)
 
 
-def test_a_sigterm_to_all_saves_the_run_which_goes_on_exactly(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_a_sigterm_to_all_processes_saves_the_run_which_resumes_exactly(tmp_path: Path) -> None:
     undisturbed = dataloading_fit.train("", 0, tmp_path, 0)
     process = start(tmp_path / "run", 2, tmp_path / "pids", 0.05)
     eventually(lambda: (tmp_path / "run" / "progress.json").exists(), within=120)
@@ -355,6 +358,7 @@ def test_a_sigterm_to_all_saves_the_run_which_goes_on_exactly(tmp_path: Path) ->
     assert (stopped, workers, loss) == ("done", "1", undisturbed.losses[-1].hex())
 
 
+@pytest.mark.slow
 def test_each_process_of_a_world_has_workers_of_its_own(tmp_path: Path) -> None:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
@@ -371,7 +375,7 @@ def test_each_process_of_a_world_has_workers_of_its_own(tmp_path: Path) -> None:
     assert len(list(pids.iterdir())) == 2
 
 
-# ------------------------------------------------------------------------------- whether and how to start
+# -------------------------------------------------------------------------------------- choice of workers
 
 
 def beside_a_thread(act: Any) -> Any:
@@ -385,13 +389,13 @@ def beside_a_thread(act: Any) -> Any:
         thread.join()
 
 
-def test_beside_a_thread_new_interpreters_are_started_instead_of_forks() -> None:
+def test_workers_are_spawned_instead_of_forked_when_threads_run() -> None:
     assert beside_a_thread(lambda: choose_start_method(DatasetSource(Noisy()))) == StartMethod(
         "spawn", "other threads are running"
     )
 
 
-def test_a_dataset_that_cannot_be_sent_is_read_without_workers_which_is_said(
+def test_a_dataset_that_cannot_be_pickled_is_read_without_workers_and_reported(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     dataset = Noisy()
@@ -401,11 +405,11 @@ def test_a_dataset_that_cannot_be_sent_is_read_without_workers_which_is_said(
 
     assert result.plan.workers == 0
     assert result.losses == train(workers=0).losses
-    said = capsys.readouterr().out
-    assert "without worker processes: other threads are running, and the dataset cannot be sent" in said
+    output = capsys.readouterr().out
+    assert "without worker processes: other threads are running, and the dataset cannot be sent" in output
 
 
-def test_a_script_that_minds_being_imported_is_not_imported(
+def test_a_script_without_a_main_guard_is_not_imported(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     script = tmp_path / "script.py"
@@ -435,7 +439,7 @@ def test_cores_are_divided_among_the_processes_of_a_machine(monkeypatch: pytest.
 
 @pytest.mark.parametrize(("step_s", "last", "expected"), [(0.001, 10**6, 0), (0.1, 10, 0), (0.01, 100, 0),
                                                           (0.025, 1000, 3), (9.0, 1000, 8)])  # fmt: skip
-def test_workers_are_started_where_reading_takes_its_time(
+def test_workers_are_started_when_reading_is_slow(
     monkeypatch: pytest.MonkeyPatch, step_s: float, last: int, expected: int
 ) -> None:
     monkeypatch.setattr(selection, "measure_read_s", lambda *_: step_s)
@@ -452,7 +456,7 @@ def test_a_cheap_dataset_and_tensors_have_no_workers() -> None:
 
 
 @pytest.mark.usefixtures("forks")
-def test_what_was_waited_and_what_was_hidden_is_told() -> None:
+def test_waiting_and_reading_times_are_reported() -> None:
     batches = BatchPlan(64, 8, seed=5)
     inline = InlineLoader(MicroBatchReader(DatasetSource(Noisy()), seed=5, count=1))
     inline.take(1, batches.indices(1))

@@ -45,7 +45,7 @@ class RecordedTransfer:
         return self.idle
 
 
-class Torn(InlineLoader):
+class FailsAtStep3(InlineLoader):
     """Cannot read step 3."""
 
     def take(self, step: int, indices: Tensor) -> list[MicroBatch]:
@@ -98,7 +98,7 @@ def test_every_part_of_a_step_is_received_before_it_is_used() -> None:
     assert torch.equal(torch.cat([part.batch for part in parts]), ROWS[BATCHES.indices(2)])
 
 
-def test_what_was_sent_for_another_step_or_cut_is_not_used() -> None:
+def test_a_prefetched_batch_of_another_step_or_split_is_not_used() -> None:
     transfer = RecordedTransfer()
     loader, reader = staged(transfer)
     compute(loader, 1)
@@ -112,8 +112,8 @@ def test_what_was_sent_for_another_step_or_cut_is_not_used() -> None:
     assert torch.equal(torch.cat([part.batch for part in halves]), ROWS[BATCHES.indices(4)])
 
 
-def test_a_step_that_cannot_be_read_fails_when_it_is_its_turn() -> None:
-    loader, _ = staged(RecordedTransfer(), kind=Torn)
+def test_an_unreadable_step_fails_when_it_is_due() -> None:
+    loader, _ = staged(RecordedTransfer(), kind=FailsAtStep3)
 
     compute(loader, 1)
     compute(loader, 2)
@@ -122,7 +122,7 @@ def test_a_step_that_cannot_be_read_fails_when_it_is_its_turn() -> None:
         loader.take(3, BATCHES.indices(3))
 
 
-class Bereft(InlineLoader):
+class LosesWorker(InlineLoader):
     """Loses a worker at the first request of step 2; another worker would read it."""
 
     lost = False
@@ -134,8 +134,8 @@ class Bereft(InlineLoader):
         return super().take(step, indices)
 
 
-def test_a_worker_that_is_lost_while_the_next_step_is_read_is_not_passed_over() -> None:
-    loader, _ = staged(RecordedTransfer(), kind=Bereft)
+def test_a_worker_lost_while_prefetching_is_reported() -> None:
+    loader, _ = staged(RecordedTransfer(), kind=LosesWorker)
 
     compute(loader, 1)
 
@@ -143,14 +143,14 @@ def test_a_worker_that_is_lost_while_the_next_step_is_read_is_not_passed_over() 
         loader.take(2, BATCHES.indices(2))
 
 
-def test_a_tensor_that_lies_on_a_device_is_sent_without_being_pinned() -> None:
-    there = torch.zeros(2, device="meta")  # as little of the CPU's as a GPU's is
+def test_a_tensor_already_on_a_device_is_not_pinned() -> None:
+    there = torch.zeros(2, device="meta")  # as little CPU time as a GPU would take
 
     assert copy_to_device(torch.device("meta"), there) is there
 
 
 class Drawn:
-    """Samples that are drawn, and nothing else."""
+    """Samples of random numbers only."""
 
     def __len__(self) -> int:
         return 64
@@ -159,7 +159,7 @@ class Drawn:
         return torch.rand(1) + random.random()
 
 
-def test_what_is_drawn_between_two_steps_does_not_depend_on_what_is_read_ahead() -> None:
+def test_random_numbers_between_steps_do_not_depend_on_prefetching() -> None:
     reader = MicroBatchReader(DatasetSource(Drawn()), seed=5, count=1)
     ahead = DevicePrefetcher(InlineLoader(reader), reader, BATCHES, RecordedTransfer(), last=4)
     plain = InlineLoader(reader)

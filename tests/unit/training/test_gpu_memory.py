@@ -1,4 +1,4 @@
-"""Additional memory of a GPU, counted without one: compared with measurements on an H200."""
+"""Workspace memory of GPU operations, counted without a GPU and compared with measurements on an H200."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ UNIT = ROWS * CLASSES * 4
 
 
 @pytest.mark.parametrize(("rows", "measured"), [(1024, 2), (16_384, 32), (262_144, 132)])
-def test_summing_up_rows_takes_what_was_measured(rows: int, measured: int) -> None:
+def test_row_sums_need_the_measured_memory(rows: int, measured: int) -> None:
     assert taken_beside(lambda: torch.empty(rows, 256), lambda x: x.sum(0)) == measured * MIB
 
 
@@ -35,7 +35,7 @@ def test_summing_up_rows_takes_what_was_measured(rows: int, measured: int) -> No
         lambda x: torch.sum(x, dim=0),
     ],
 )
-def test_rows_are_summed_up_however_it_is_said(add_up: Callable[[Tensor], Tensor]) -> None:
+def test_row_sums_are_recognized_in_every_notation(add_up: Callable[[Tensor], Tensor]) -> None:
     assert taken_beside(lambda: torch.empty(16_384, 256), add_up) == 32 * MIB
 
 
@@ -54,29 +54,29 @@ def test_rows_are_summed_up_however_it_is_said(add_up: Callable[[Tensor], Tensor
         ((16_384, 256), lambda x: x.sum(())),
     ],
 )
-def test_other_sums_take_nothing_beside(shape: tuple[int, ...], add_up: Callable[[Tensor], Tensor]) -> None:
+def test_other_sums_need_no_workspace(shape: tuple[int, ...], add_up: Callable[[Tensor], Tensor]) -> None:
     assert taken_beside(lambda: torch.empty(shape), add_up) == 0
 
 
-def test_sums_of_wider_numbers_take_more() -> None:
+def test_sums_of_wider_types_need_more_memory() -> None:
     assert taken_beside(lambda: torch.empty(16_384, 256, dtype=torch.float64), lambda x: x.sum(0)) == 64 * MIB
     assert partial_sum_bytes(16_384, 256) == 32 * MIB
 
 
-def test_the_loss_of_classes_takes_what_was_measured() -> None:
+def test_cross_entropy_needs_the_measured_memory() -> None:
     kept, peak = taken(lambda scores: functional.cross_entropy(scores, torch.zeros(ROWS, dtype=torch.int64)))
 
     assert kept == pytest.approx(1.5, abs=0.01)
     assert peak == pytest.approx(2.5, abs=0.01)
 
 
-def test_softmax_and_norms_take_what_was_measured() -> None:
+def test_softmax_and_norms_need_the_measured_memory() -> None:
     assert taken(lambda scores: functional.softmax(scores, -1))[0] == pytest.approx(1, abs=0.01)
     assert highest(lambda scores: functional.softmax(scores, -1)) == pytest.approx(2, abs=0.01)
     assert taken(lambda scores: functional.layer_norm(scores, (CLASSES,)))[0] == pytest.approx(2, abs=0.01)
 
 
-def test_sums_of_halves_need_no_copy() -> None:
+def test_half_precision_sums_need_no_copy() -> None:
     assert highest(lambda scores: scores.sum(1)) < 0.01
 
 
@@ -130,7 +130,7 @@ LOSSES: dict[str, Callable[[], Tensor]] = {
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_what_can_be_computed_can_be_counted(name: str) -> None:
+def test_every_runnable_operation_can_be_counted(name: str) -> None:
     torch.manual_seed(0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -147,7 +147,7 @@ def test_what_can_be_computed_can_be_counted(name: str) -> None:
 
 
 def taken_beside(make: Callable[[], Tensor], act: Callable[[Tensor], Tensor]) -> int:
-    """The bytes that a GPU takes for an operation beside what there is before and after it."""
+    """Return the bytes that a GPU needs for an operation beside its inputs and outputs."""
     with FakeTensorMode(), AllocationTracker(gpu=True) as tracker:
         given = make()
         tracker.reset_peak()
@@ -157,7 +157,7 @@ def taken_beside(make: Callable[[], Tensor], act: Callable[[Tensor], Tensor]) ->
 
 
 def taken(act: Callable[[Tensor], Tensor]) -> tuple[float, float]:
-    """What is kept after the forward pass, and the most in the backward pass, beside scores in bf16; in units."""
+    """Return what is kept after the forward pass, and the peak of the backward pass, beside bf16 scores; in units."""
     with FakeTensorMode(), AllocationTracker(gpu=True) as tracker:
         scores = torch.empty(ROWS, CLASSES, dtype=torch.bfloat16, requires_grad=True)
         start = tracker.current
@@ -170,7 +170,7 @@ def taken(act: Callable[[Tensor], Tensor]) -> tuple[float, float]:
 
 
 def highest(act: Callable[[Tensor], Tensor]) -> float:
-    """The most in the forward pass, in units."""
+    """Return the peak of the forward pass, in units."""
     with FakeTensorMode(), AllocationTracker(gpu=True) as tracker, device_autocast("bf16", gpu=True):
         scores = torch.empty(ROWS, CLASSES, dtype=torch.bfloat16, requires_grad=True)
         start = tracker.current

@@ -50,5 +50,5 @@ def test_inputs_are_found_by_their_names(tmp_path: Path, monkeypatch: pytest.Mon
         inputs["churn"]
 
 
-def test_there_are_no_inputs_where_there_is_no_folder() -> None:
+def test_there_are_no_inputs_without_a_folder() -> None:
     assert dict(JobContext().inputs) == {}

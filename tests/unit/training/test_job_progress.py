@@ -13,17 +13,17 @@ from falaj.training.runtime.agent.agents import MetricValue
 from falaj.training.runtime.agent.job import JobContext
 
 
-class Heard:
+class RecordingAgent:
     """An agent that records its calls."""
 
     def __init__(self) -> None:
-        self.told: list[Any] = []
+        self.reports: list[Any] = []
 
     def log(self, metrics: list[MetricValue]) -> None:
-        self.told.append([metric.step for metric in metrics])
+        self.reports.append([metric.step for metric in metrics])
 
     def progress(self, step: int, total: int) -> None:
-        self.told.append((step, total))
+        self.reports.append((step, total))
 
 
 @pytest.fixture
@@ -35,41 +35,47 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 @pytest.fixture
-def heard(monkeypatch: pytest.MonkeyPatch) -> Heard:
-    agent = Heard()
+def recording_agent(monkeypatch: pytest.MonkeyPatch) -> RecordingAgent:
+    agent = RecordingAgent()
     monkeypatch.setattr(job_module, "platform_agent", lambda: agent)
     monkeypatch.setattr("atexit.register", lambda _: None)
     return agent
 
 
-def test_progress_is_told_once_a_second_and_at_the_end(clock: list[float], heard: Heard) -> None:
+def test_progress_is_reported_once_a_second_and_at_the_end(
+    clock: list[float], recording_agent: RecordingAgent
+) -> None:
     job = JobContext()
 
     for step in range(1, 31):
         clock[0] += 0.1
         job.progress(step, 30)
 
-    assert heard.told[0] == (1, 30)
-    assert heard.told[-1] == (30, 30)
-    assert len(heard.told) == 4
+    assert recording_agent.reports[0] == (1, 30)
+    assert recording_agent.reports[-1] == (30, 30)
+    assert len(recording_agent.reports) == 4
 
 
-def test_the_metrics_of_a_step_come_before_its_progress(clock: list[float], heard: Heard) -> None:
+def test_the_metrics_of_a_step_come_before_its_progress(
+    clock: list[float], recording_agent: RecordingAgent
+) -> None:
     job = JobContext()
     job.log(step=1, loss=0.5)
 
     job.progress(1, 10)
 
-    assert heard.told == [[1], (1, 10)]
+    assert recording_agent.reports == [[1], (1, 10)]
 
 
-def test_numbers_of_other_kinds_are_taken_as_steps(clock: list[float], heard: Heard) -> None:
+def test_steps_of_other_numeric_types_are_accepted(
+    clock: list[float], recording_agent: RecordingAgent
+) -> None:
     JobContext().progress(3.0, 10.0)  # type: ignore[arg-type]
 
-    assert heard.told == [(3, 10)]
+    assert recording_agent.reports == [(3, 10)]
 
 
-def test_without_a_platform_nothing_is_told(
+def test_without_a_platform_nothing_is_reported(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("FALAJ_AGENT", raising=False)
@@ -79,7 +85,7 @@ def test_without_a_platform_nothing_is_told(
     assert capsys.readouterr() == ("", "")
 
 
-def test_life_is_shown_by_touching_a_file_at_most_once_a_second(
+def test_the_heartbeat_file_is_touched_at_most_once_a_second(
     clock: list[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(heartbeat.VARIABLE, str(tmp_path))
@@ -96,7 +102,9 @@ def test_life_is_shown_by_touching_a_file_at_most_once_a_second(
     assert (tmp_path / "any").stat().st_mtime_ns >= first
 
 
-def test_nobody_needs_to_watch(clock: list[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_heartbeat_without_a_watcher_does_nothing(
+    clock: list[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv(heartbeat.VARIABLE, raising=False)
     heartbeat.beat_for_job()
     monkeypatch.setattr(heartbeat, "_anybody", None)
@@ -108,8 +116,12 @@ def test_nobody_needs_to_watch(clock: list[float], tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize("call", ["log", "progress"])
-def test_what_a_script_logs_is_a_sign_of_life(
-    clock: list[float], heard: Heard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+def test_logging_counts_as_a_heartbeat(
+    clock: list[float],
+    recording_agent: RecordingAgent,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    call: str,
 ) -> None:
     monkeypatch.setenv(heartbeat.VARIABLE, str(tmp_path))
     job = JobContext()

@@ -42,7 +42,7 @@ def test_a_submitted_job_waits_with_a_run_of_its_own(harness: JobHarness) -> Non
     assert harness.wanted == 1
 
 
-def test_code_stays_once_a_job_has_it(harness: JobHarness) -> None:
+def test_code_of_a_job_is_committed(harness: JobHarness) -> None:
     job = harness.submit()
 
     assert harness.platform.blobs.show(str(job.code)).committed
@@ -59,7 +59,7 @@ def test_inputs_flow_into_the_job_and_its_run(harness: JobHarness) -> None:
     assert {blob.id, job.code} <= upstream
 
 
-def test_what_may_not_be_computed_on_here_is_refused_with_its_path(harness: JobHarness) -> None:
+def test_inputs_forbidden_in_this_zone_are_refused_with_their_path(harness: JobHarness) -> None:
     harness.platform.put("berlin", b"rows", zone="frankfurt", only=("DE",))
 
     with pytest.raises(ResidencyDenied, match="allowed is DE") as refused:
@@ -76,7 +76,7 @@ def test_what_may_not_be_computed_on_here_is_refused_with_its_path(harness: JobH
         ({"memory_bytes": 9 << 30}, "spec.memory_bytes", "8 GiB"),
     ],
 )
-def test_what_no_machine_has_is_refused_with_numbers(
+def test_requests_beyond_every_node_are_refused_with_figures(
     light_harness: JobHarness, spec: dict[str, int], where: str, most: str
 ) -> None:
     light_harness.machine.node = GPU_NODE
@@ -103,7 +103,7 @@ def test_a_job_runs_one_thing(spec: dict[str, str]) -> None:
         JobSpec(name="x", **spec)  # type: ignore[arg-type]
 
 
-def test_variables_of_the_platform_are_not_a_jobs_to_set() -> None:
+def test_a_job_cannot_set_platform_variables() -> None:
     with pytest.raises(ValidationError, match="FALAJ_"):
         JobSpec(name="x", script="a.py", env={"FALAJ_AGENT": "x"})
 
@@ -122,7 +122,7 @@ def test_unknown_inputs_are_named_all_at_once(light_harness: JobHarness) -> None
     assert [fault.where for fault in refused.value.faults] == ["inputs.a", "inputs.b"]
 
 
-def test_a_name_that_fits_two_things_must_say_which(light_harness: JobHarness) -> None:
+def test_an_ambiguous_input_name_must_be_qualified(light_harness: JobHarness) -> None:
     platform = light_harness.platform
     platform.put("flown", b"rows")
     column = Feature(name="delay", type=ColumnType.FLOAT)
@@ -136,7 +136,7 @@ def test_a_name_that_fits_two_things_must_say_which(light_harness: JobHarness) -
     assert light_harness.submit(inputs={"a": "blob:flown"}).state is JobState.QUEUED
 
 
-def test_an_input_that_is_no_input_is_refused(light_harness: JobHarness) -> None:
+def test_an_object_that_cannot_be_an_input_is_refused(light_harness: JobHarness) -> None:
     job = light_harness.submit()
 
     with pytest.raises(InvalidInput) as refused:
@@ -145,7 +145,7 @@ def test_an_input_that_is_no_input_is_refused(light_harness: JobHarness) -> None
     assert "a training set" in (refused.value.faults[0].allowed or "")
 
 
-def test_an_input_must_be_readable_by_whoever_submits(light_harness: JobHarness) -> None:
+def test_an_input_must_be_readable_by_the_submitter(light_harness: JobHarness) -> None:
     platform = light_harness.platform
     platform.workspaces.create("secret")
     hidden = platform.put("hidden", b"rows", workspace="secret")
@@ -155,7 +155,7 @@ def test_an_input_must_be_readable_by_whoever_submits(light_harness: JobHarness)
         light_harness.submit(inputs={"a": hidden.id})
 
 
-def test_a_token_that_does_not_reach_what_the_job_does_is_refused_at_once(light_harness: JobHarness) -> None:
+def test_a_token_without_the_scopes_of_the_job_is_refused_at_once(light_harness: JobHarness) -> None:
     owner = light_harness.platform.users.whoami().principal
     narrow = Caller(owner.id, owner.name, "user", "test", actions=("jobs.*", "blobs.*"))  # type: ignore[arg-type]
 
@@ -163,7 +163,7 @@ def test_a_token_that_does_not_reach_what_the_job_does_is_refused_at_once(light_
         light_harness.submit()
 
 
-def test_a_home_of_several_users_without_walls_runs_no_jobs(light_harness: JobHarness) -> None:
+def test_a_home_of_several_users_without_a_sandbox_runs_no_jobs(light_harness: JobHarness) -> None:
     light_harness.machine.refuses = True
     light_harness.submit()
     light_harness.platform.users.create("second")
@@ -183,7 +183,7 @@ def test_the_same_submission_sent_twice_is_one_job(light_harness: JobHarness) ->
     assert made[0] == made[1]
 
 
-# --------------------------------------------------------------------------------------------- its way
+# ---------------------------------------------------------------------------------------------- states
 
 
 def test_an_attempt_is_begun_once(harness: JobHarness) -> None:
@@ -197,7 +197,7 @@ def test_an_attempt_is_begun_once(harness: JobHarness) -> None:
             harness.begin(job, attempt)
 
 
-def test_bookkeeping_is_the_controllers(light_harness: JobHarness) -> None:
+def test_only_the_controller_may_record_attempts(light_harness: JobHarness) -> None:
     job = light_harness.submit()
     worker = light_harness.platform.join("worker", Role.DEVELOPER)
 
@@ -216,7 +216,7 @@ def test_a_controller_that_lost_its_lease_writes_nothing(light_harness: JobHarne
     assert light_harness.jobs.show(job.id).state is JobState.QUEUED
 
 
-def test_what_it_made_is_published_with_its_end(harness: JobHarness) -> None:
+def test_outputs_are_published_when_the_job_ends(harness: JobHarness) -> None:
     job = harness.begin(harness.submit())
     made = [
         harness.platform.blobs.upload(iter([text]), sources=(job.id, job.run)) for text in (b"model", b"log")
@@ -236,7 +236,7 @@ def test_what_it_made_is_published_with_its_end(harness: JobHarness) -> None:
         harness.finish(job, "failed")
 
 
-def test_a_failed_attempt_is_tried_again_after_a_pause_and_not_forever(harness: JobHarness) -> None:
+def test_a_failed_attempt_is_retried_with_backoff_up_to_a_limit(harness: JobHarness) -> None:
     job = harness.submit(retries=1)
     harness.begin(job)
 
@@ -261,15 +261,15 @@ def test_an_interrupted_attempt_does_not_count(harness: JobHarness) -> None:
     assert back.reason == "interrupted: the platform stopped"
 
 
-def test_a_queued_job_is_cancelled_at_once_and_a_running_one_is_asked(harness: JobHarness) -> None:
+def test_a_queued_job_is_cancelled_at_once_and_a_running_one_is_stopped(harness: JobHarness) -> None:
     waiting, running = harness.submit(), harness.submit()
     harness.begin(running)
 
-    gone, asked = harness.jobs.cancel(waiting.id), harness.jobs.cancel(running.id)
+    gone, stopping = harness.jobs.cancel(waiting.id), harness.jobs.cancel(running.id)
 
     assert gone.state is JobState.CANCELLED
     assert harness.platform.runs.show(waiting.run).run.status == "killed"
-    assert (asked.state, asked.cancelling) == (JobState.RUNNING, True)
+    assert (stopping.state, stopping.cancelling) == (JobState.RUNNING, True)
     assert harness.finish(running, "failed").state is JobState.CANCELLED  # not tried again
     with pytest.raises(Conflict):
         harness.jobs.cancel(waiting.id)
@@ -317,7 +317,7 @@ def test_the_same_save_twice_is_one(harness: JobHarness) -> None:
     assert harness.platform.blobs.show(first.parts[0].blob).committed
 
 
-def test_what_an_earlier_attempt_saves_late_replaces_nothing(harness: JobHarness) -> None:
+def test_a_late_save_of_an_earlier_attempt_replaces_nothing(harness: JobHarness) -> None:
     job = harness.begin(harness.submit())
     first = save(harness, job, 3)
     harness.finish(job, "interrupted")
@@ -348,7 +348,7 @@ def save(
         )
 
 
-# ---------------------------------------------------------------------------------------- looking at them
+# ------------------------------------------------------------------------------------------------ reading
 
 
 def test_jobs_are_listed_newest_first_without_long_diffs(harness: JobHarness) -> None:
@@ -375,7 +375,7 @@ def test_a_waiting_job_is_explained(harness: JobHarness) -> None:
     assert harness.jobs.explain(running.id).state == "running"
 
 
-def test_a_pause_is_explained_and_an_end_is_told(light_harness: JobHarness) -> None:
+def test_a_backoff_is_explained_and_an_end_is_reported(light_harness: JobHarness) -> None:
     job = light_harness.submit(retries=1)
     light_harness.begin(job)
     light_harness.finish(job, "failed", reason="ValueError: no")

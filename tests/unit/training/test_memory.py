@@ -22,8 +22,8 @@ from falaj.training.runtime.memory.estimate import estimate
 from falaj.training.runtime.memory.estimator import MemoryEstimate
 from falaj.training.runtime.memory.sizes import available_memory, format_bytes, machine_memory
 from falaj.training.runtime.planning.plan import Plan
+from falaj.training.runtime.step.calling import Loss
 from falaj.training.runtime.step.optimizers import OptimizerChoice
-from falaj.training.runtime.step.step import Loss
 
 GIB = 1 << 30
 MODELS = Path(__file__).parents[3] / "benchmarks" / "training_models.py"
@@ -42,7 +42,7 @@ def test_parameters_gradients_and_state_are_exact_to_the_byte() -> None:
     assert found.state_bytes == 2 * sum(blocks) + 6 * 512  # two moments, and a counter for each tensor
 
 
-def test_activations_grow_with_the_batch_in_a_line() -> None:
+def test_activations_grow_linearly_with_the_batch() -> None:
     few, more, most = (of_rows(network(), batch_size=size).activations_bytes for size in (1000, 2000, 4000))
 
     assert few < more < most
@@ -50,9 +50,9 @@ def test_activations_grow_with_the_batch_in_a_line() -> None:
 
 
 @pytest.mark.parametrize(("precision", "measured"), [("fp32", 10.61), ("bf16", 8.10)], ids=["fp32", "bf16"])
-def test_a_large_model_takes_what_was_measured_on_an_h200(precision: Any, measured: float) -> None:
+def test_a_large_model_needs_the_memory_measured_on_an_h200(precision: Any, measured: float) -> None:
     models = load_models()
-    with torch.device("meta"):  # not a byte of it is there
+    with torch.device("meta"):  # nothing of it is allocated
         model = models.GPT()
     tokens = torch.zeros(1, 1024, dtype=torch.int64)
     plan = Plan(precision=precision)
@@ -66,19 +66,19 @@ def test_a_large_model_takes_what_was_measured_on_an_h200(precision: Any, measur
     assert (peak + seen.workspace) / GIB == pytest.approx(measured, rel=0.03)
 
 
-def test_nothing_that_was_given_is_changed() -> None:
+def test_the_arguments_are_not_changed() -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Dropout(0.5)).eval()
     optimizer = optim.AdamW(model.parameters())
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    samples = [(torch.ones(8), torch.zeros(8))] * 32  # reading them sets the dice
-    dice = torch.get_rng_state(), random.getstate()
+    samples = [(torch.ones(8), torch.zeros(8))] * 32  # reading them seeds the random generator
+    random_state = torch.get_rng_state(), random.getstate()
 
     estimate(model, nn.functional.mse_loss, samples, optimizer=optimizer, device="cpu")
 
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
     assert not any(p.grad is not None for p in model.parameters())
-    assert torch.equal(dice[0], torch.get_rng_state())
-    assert dice[1] == random.getstate()
+    assert torch.equal(random_state[0], torch.get_rng_state())
+    assert random_state[1] == random.getstate()
     assert not model.training
     assert not optimizer.state
 
@@ -109,7 +109,7 @@ def test_frozen_parameters_have_no_gradients() -> None:
 
 
 class Chooses(nn.Module):
-    """Looks at its numbers, of which fakes have none."""
+    """Branches on its values, which fake tensors do not have."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -120,7 +120,7 @@ class Chooses(nn.Module):
         return found
 
 
-def test_a_model_that_looks_at_its_numbers_is_followed_on_samples() -> None:
+def test_a_data_dependent_model_is_traced_on_samples() -> None:
     model = Chooses()
     before = {name: value.clone() for name, value in model.state_dict().items()}
 
@@ -137,7 +137,7 @@ def test_a_model_that_cannot_run_has_no_estimate() -> None:
         of_rows(nn.Linear(7, 1))
 
 
-def test_halves_take_less_and_pieces_less_still() -> None:
+def test_bf16_needs_less_memory_and_micro_batches_even_less() -> None:
     whole, half, pieces = (
         of_rows(network(), batch_size=4096, **options).peak_bytes
         for options in ({}, {"precision": "bf16"}, {"accumulate": 8})
@@ -146,7 +146,8 @@ def test_halves_take_less_and_pieces_less_still() -> None:
     assert pieces < half < whole
 
 
-def test_shards_take_less_than_copies_and_copies_more_than_one_process() -> None:
+@pytest.mark.slow
+def test_fsdp_needs_less_than_ddp_and_ddp_more_than_one_process() -> None:
     deep = nn.Sequential(nn.Linear(64, 512), *(nn.Sequential(nn.Linear(512, 512)) for _ in range(12)))
     alone = of_rows(deep, batch_size=64, accumulate=4)
 
@@ -154,11 +155,11 @@ def test_shards_take_less_than_copies_and_copies_more_than_one_process() -> None
 
     copies, shards = (way.peak_bytes for way in found.ways[:2])
     assert shards < alone.peak_bytes < copies
-    twice = found.parameters_bytes + found.state_bytes + 2 * found.gradients_bytes  # also in flat copies
+    twice = found.parameters_bytes + found.state_bytes + 2 * found.gradients_bytes  # including flat copies
     assert copies == pytest.approx(twice, rel=0.01)
 
 
-def test_what_was_found_is_kept_until_something_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_estimates_are_cached_until_an_input_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     first = of_rows(network())
     monkeypatch.setattr(tracing, "trace_step", lambda *_, **__: pytest.fail("it is known"))
 
@@ -170,7 +171,7 @@ def test_what_was_found_is_kept_until_something_changes(monkeypatch: pytest.Monk
 
 
 class Remembers(nn.Module):
-    """Keeps what is inside its layers, or computes it again; its words do not say which."""
+    """Keeps the activations of its layers, or computes them again; its repr does not tell which."""
 
     def __init__(self, *, again: bool) -> None:
         super().__init__()
@@ -185,7 +186,8 @@ class Remembers(nn.Module):
         return x
 
 
-def test_what_is_computed_again_takes_no_memory() -> None:
+@pytest.mark.slow
+def test_recomputed_activations_need_no_memory() -> None:
     kept, again = (
         of_rows(Remembers(again=each), batch_size=2048).activations_bytes for each in (False, True)
     )
@@ -205,7 +207,7 @@ def test_sparse_gradients_count_as_whole_ones() -> None:
     assert found.peak_bytes == 2 * found.parameters_bytes
 
 
-def test_the_ways_begin_with_what_was_asked_for() -> None:
+def test_the_alternatives_begin_with_the_requested_one() -> None:
     found = of_rows(network(), batch_size=64, processes=2, parallel="fsdp", accumulate=4)
 
     assert (found.ways[0].layout, found.ways[0].micro_batches, found.ways[0].as_asked) == ("fsdp 2", 4, True)
@@ -221,7 +223,7 @@ def test_a_batch_that_is_larger_than_the_data_is_refused() -> None:
         estimate(network(), nn.functional.mse_loss, (torch.zeros(8, 64), torch.zeros(8, 1)))
 
 
-def test_all_that_is_wrong_is_said_at_once() -> None:
+def test_all_faults_are_named_at_once() -> None:
     data = torch.zeros(8, 64), torch.zeros(8, 1)
 
     with pytest.raises(InvalidTraining) as refused:
@@ -230,7 +232,7 @@ def test_all_that_is_wrong_is_said_at_once() -> None:
     assert [fault.where for fault in refused.value.faults] == ["device", "processes", "batch_size"]
 
 
-def test_the_memory_of_a_process_is_its_part_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_memory_of_a_process_is_its_share_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
 
     assert available_memory(torch.device("cpu")) == pytest.approx(0.92 * machine_memory() / 4, rel=0.001)
@@ -239,7 +241,9 @@ def test_the_memory_of_a_process_is_its_part_of_the_machine(monkeypatch: pytest.
     ]
 
 
-def test_a_script_that_is_asked_answers_and_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_estimate_run_of_a_script_writes_its_estimate_and_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "asked.json"
     file.write_text(json.dumps({"processes": 4, "device": "cuda"}))
     monkeypatch.setenv("FALAJ_ESTIMATE", str(file))
@@ -254,7 +258,7 @@ def test_a_script_that_is_asked_answers_and_ends(tmp_path: Path, monkeypatch: py
     assert (answer["ways"][0]["layout"], answer["ways"][0]["precision"]) == ("ddp 4", "bf16")
 
 
-def test_a_script_that_is_asked_says_why_it_cannot_answer(
+def test_an_estimate_run_of_a_script_writes_why_it_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "asked.json"
@@ -286,7 +290,7 @@ def of_rows(
     loss: Loss = nn.functional.mse_loss,
     **options: Any,
 ) -> MemoryEstimate:
-    """On rows of `width` numbers, of which there are as many as a batch needs."""
+    """Estimate on rows of `width` numbers, as many as a batch needs."""
     data = torch.randn(batch_size, width), torch.zeros(batch_size, 1)
     return estimate(
         model,
@@ -304,7 +308,7 @@ def network() -> nn.Module:
 
 
 def load_models() -> Any:
-    """The models that training is measured on."""
+    """Return the models of the training benchmark."""
     if MODELS.stem not in sys.modules:
         found = importlib.util.spec_from_file_location(MODELS.stem, MODELS)
         assert found is not None

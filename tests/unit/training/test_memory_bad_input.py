@@ -30,7 +30,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Around(nn.Module):
-    """Does what it is told with two layers."""
+    """Applies the given function between two layers."""
 
     def __init__(self, act: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ def turned(x: Tensor) -> Tensor:
         (by_numpy, "sampled"),
     ],
 )
-def test_what_is_hard_to_follow_is_counted_as_it_is(act: Callable[[Tensor], Tensor], method: str) -> None:
+def test_operations_that_are_hard_to_trace_are_counted(act: Callable[[Tensor], Tensor], method: str) -> None:
     plain, found = of(Around(torch.relu)), of(Around(act))
 
     assert found.method == method
@@ -119,13 +119,13 @@ def test_a_precision_in_which_it_cannot_compute_is_left_out() -> None:
         of(Around(by_numpy), precision="bf16")
 
 
-def test_what_was_found_for_one_function_is_not_taken_for_another() -> None:
+def test_the_cached_estimate_of_one_function_is_not_used_for_another() -> None:
     kept, lost = of(Around(torch.sigmoid)), of(Around(lambda x: x.detach() * 0 + 1))
 
     assert lost.activations_bytes < kept.activations_bytes
 
 
-def test_what_was_found_for_a_free_model_is_not_taken_for_a_frozen_one() -> None:
+def test_the_cached_estimate_of_an_unfrozen_model_is_not_used_for_a_frozen_one() -> None:
     free, frozen = Around(torch.relu), Around(torch.relu)
     frozen.first.requires_grad_(False)
 
@@ -157,7 +157,7 @@ def test_complex_numbers_and_sparse_tables_are_traced() -> None:
     assert not any("fsdp" in way.layout for way in found.ways)
 
 
-def test_the_samples_of_a_batch_with_names_inside_are_counted() -> None:
+def test_the_samples_of_a_nested_dict_batch_are_counted() -> None:
     class Named(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -185,7 +185,7 @@ def test_a_frozen_and_an_empty_model_have_no_estimate() -> None:
             of(model)
 
 
-def test_whatever_goes_wrong_is_said_and_the_job_not_refused(
+def test_an_internal_error_is_reported_and_the_job_not_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "asked.json"

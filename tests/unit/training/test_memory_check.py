@@ -1,4 +1,4 @@
-"""A training that no machine could hold is refused before it waits, with the number and the nearest way that fits."""
+"""A training that fits on no node is refused at submission, with its estimate and the nearest alternative."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def harness(light_harness: JobHarness) -> JobHarness:
 
 @pytest.fixture
 def pools(harness: JobHarness, monkeypatch: pytest.MonkeyPatch) -> JobHarness:
-    """Two large cards, no card but 8 GiB of memory, and one small card, each in a pool of its own."""
+    """Pools with two large GPUs, with no GPU but 8 GiB of memory, and with one small GPU."""
     nodes = TWO_CARDS.model_copy(update={"pool": "cards"}), FRUGAL, SMALL_CARD
     monkeypatch.setattr(harness.machine, "nodes", lambda: nodes)
     return harness
 
 
-def test_what_fits_is_let_in_and_shown(harness: JobHarness) -> None:
+def test_a_job_that_fits_is_admitted_and_shown(harness: JobHarness) -> None:
     estimate = estimated(way(90))
 
     job = harness.submit(gpus=1, estimate=estimate)
@@ -51,7 +51,9 @@ def test_what_fits_is_let_in_and_shown(harness: JobHarness) -> None:
     assert job.spec.estimate == estimate
 
 
-def test_what_no_gpu_could_hold_is_refused_with_the_number_and_what_fits(harness: JobHarness) -> None:
+def test_a_job_too_large_for_every_gpu_is_refused_with_its_estimate_and_alternatives(
+    harness: JobHarness,
+) -> None:
     ways = way(212), way(205, micro_batches=8), way(110, processes=2, layout="fsdp 2", as_asked=False)
     nearest = way(61, processes=2, layout="fsdp 2", precision="bf16", as_asked=False)
 
@@ -65,7 +67,7 @@ def test_what_no_gpu_could_hold_is_refused_with_the_number_and_what_fits(harness
     assert fault.fix == "fsdp 2, bf16 takes 61 GiB a GPU: --processes 2 --gpus 2"
 
 
-def test_what_a_script_comes_to_by_itself_is_let_in(harness: JobHarness) -> None:
+def test_a_job_whose_script_chooses_a_fitting_plan_is_admitted(harness: JobHarness) -> None:
     both = way(120, processes=2, layout="ddp 2"), way(70, processes=2, layout="fsdp 2")
 
     assert harness.submit(gpus=2, framework="torch", processes=2, estimate=estimated(*both))
@@ -74,7 +76,7 @@ def test_what_a_script_comes_to_by_itself_is_let_in(harness: JobHarness) -> None
     assert fault.fix == "fsdp 2, fp32 takes 70 GiB a GPU"
 
 
-def test_a_plan_for_more_gpus_than_there_are_is_no_way_out(harness: JobHarness) -> None:
+def test_a_plan_for_more_gpus_than_exist_is_not_suggested(harness: JobHarness) -> None:
     ways = way(212), way(50, processes=4, layout="fsdp 4", as_asked=False)
 
     fault = refused(harness, gpus=1, estimate=estimated(*ways))
@@ -82,7 +84,7 @@ def test_a_plan_for_more_gpus_than_there_are_is_no_way_out(harness: JobHarness) 
     assert fault.fix == "a smaller model or batch: fsdp 4, fp32 still takes 50 GiB a GPU"
 
 
-def test_a_part_of_a_gpu_has_a_part_of_its_memory(harness: JobHarness) -> None:
+def test_a_gpu_fraction_has_a_fraction_of_its_memory(harness: JobHarness) -> None:
     assert harness.submit(gpus=1, gpu_milli=500, estimate=estimated(way(45)))
 
     fault = refused(harness, gpus=1, gpu_milli=500, estimate=estimated(way(60)))
@@ -100,7 +102,7 @@ def test_processes_on_one_gpu_share_its_memory(harness: JobHarness) -> None:
     assert fault.fix == "ddp 2, fp32 takes 60 GiB a process: --gpus 2"
 
 
-def test_data_that_lies_on_the_gpu_counts_if_it_is_small_beside_it(harness: JobHarness) -> None:
+def test_data_on_the_gpu_counts_if_it_is_small_relative_to_it(harness: JobHarness) -> None:
     beside, elsewhere = (
         estimated(way(85)).model_copy(update={"data_bytes": size * GIB}) for size in (20, 30)
     )
@@ -109,7 +111,7 @@ def test_data_that_lies_on_the_gpu_counts_if_it_is_small_beside_it(harness: JobH
     refused(harness, gpus=1, estimate=beside)
 
 
-def test_without_gpus_memory_is_what_is_asked_for_or_what_the_machine_has(harness: JobHarness) -> None:
+def test_without_gpus_the_limit_is_the_requested_memory_or_that_of_the_node(harness: JobHarness) -> None:
     estimate = estimated(way(6)).model_copy(update={"device": "cpu"})
     assert harness.submit(estimate=estimate)
 
@@ -121,7 +123,7 @@ def test_without_gpus_memory_is_what_is_asked_for_or_what_the_machine_has(harnes
     assert "the largest machine here has 8 GiB" in (refused(harness, estimate=larger).allowed or "")
 
 
-def test_small_numbers_can_be_read(harness: JobHarness) -> None:
+def test_small_numbers_are_readable(harness: JobHarness) -> None:
     little = on_cpu(way(0).model_copy(update={"peak_bytes": 45 << 10}))
 
     fault = refused(harness, memory_bytes=4 << 10, estimate=little)
@@ -132,7 +134,7 @@ def test_small_numbers_can_be_read(harness: JobHarness) -> None:
     )
 
 
-def test_a_list_shows_only_the_way_that_was_asked_for(harness: JobHarness) -> None:
+def test_a_list_shows_only_the_requested_alternative(harness: JobHarness) -> None:
     harness.submit(gpus=1, estimate=estimated(way(9), way(8, micro_batches=2)))
 
     (job,) = harness.jobs.list().items
@@ -141,7 +143,7 @@ def test_a_list_shows_only_the_way_that_was_asked_for(harness: JobHarness) -> No
     assert job.spec.estimate.ways == (way(9),)
 
 
-# ---------------------------------------------------------------------------------- in which machines it may run
+# ----------------------------------------------------------------------------------------------- permitted nodes
 
 
 def test_only_machines_that_the_job_may_run_on_count(pools: JobHarness) -> None:
@@ -158,7 +160,7 @@ def test_only_machines_that_the_job_may_run_on_count(pools: JobHarness) -> None:
     assert labelled.state is JobState.QUEUED
 
 
-# -------------------------------------------------------------------------------------------- moved and retried
+# -------------------------------------------------------------------------------------------- moves and retries
 
 
 def test_a_move_to_where_it_does_not_fit_is_refused_and_changes_nothing(pools: JobHarness) -> None:
@@ -172,7 +174,7 @@ def test_a_move_to_where_it_does_not_fit_is_refused_and_changes_nothing(pools: J
     assert pools.jobs.move(job.id, to="cards").job.moving
 
 
-def test_a_move_to_cpus_is_judged_by_their_memory(pools: JobHarness) -> None:
+def test_a_move_to_cpus_is_judged_by_host_memory(pools: JobHarness) -> None:
     large, small = (pools.submit(gpus=1, estimate=estimated(way(size))) for size in (20, 6))
 
     fault = not_moved(pools, large, "in pool frugal", to="cpu")
@@ -182,13 +184,13 @@ def test_a_move_to_cpus_is_judged_by_their_memory(pools: JobHarness) -> None:
     assert not pools.jobs.move(small.id, to="cpu").job.spec.gpus
 
 
-def test_data_that_would_lie_on_a_gpu_is_not_counted_on_a_cpu(pools: JobHarness) -> None:
+def test_gpu_resident_data_is_not_counted_on_a_cpu(pools: JobHarness) -> None:
     estimate = estimated(way(7)).model_copy(update={"data_bytes": GIB})
 
     assert pools.jobs.move(pools.submit(gpus=1, estimate=estimate).id, to="cpu").job.spec.gpus == 0
 
 
-def test_a_move_to_gpus_is_judged_by_theirs(pools: JobHarness) -> None:
+def test_a_move_to_gpus_is_judged_by_gpu_memory(pools: JobHarness) -> None:
     job = pools.submit(estimate=on_cpu(way(6)), affinity={"pools": ["frugal"]})
     pools.machine.nodes = lambda: (FRUGAL, tiny_card())  # type: ignore[method-assign]
 
@@ -220,6 +222,7 @@ def test_a_retry_on_machines_that_have_shrunk_is_refused(harness: JobHarness) ->
     assert harness.jobs.retry(job.id).state is JobState.QUEUED
 
 
+@pytest.mark.slow
 def test_a_retry_that_no_machine_could_run_any_more_is_refused(harness: JobHarness) -> None:
     job = harness.submit(gpus=2)
     harness.jobs.cancel(job.id)
@@ -246,6 +249,35 @@ def tiny_card() -> Any:
 
 def on_cpu(*ways: TrainingPlan) -> JobMemoryEstimate:
     return estimated(*ways).model_copy(update={"device": "cpu"})
+
+
+def test_processes_of_all_nodes_count_and_each_node_has_its_own(harness: JobHarness) -> None:
+    ways = way(120, processes=4, layout="ddp 4"), way(60, processes=8, layout="fsdp 8", as_asked=False)
+    harness.machine.nodes = lambda: (TWO_CARDS, FRUGAL)  # type: ignore[method-assign]
+    asked: dict[str, Any] = {"framework": "torch", "nodes": 4, "processes": 1, "gpus": 1}
+
+    fault = refused(harness, **asked, estimate=estimated(*ways))
+    assert fault.fix is not None
+    assert fault.fix.startswith(
+        "a smaller model or batch"
+    )  # 8 processes on 4 nodes need 4 cards of one machine
+
+    roomy = TWO_CARDS.model_copy(update={"gpus": (*TWO_CARDS.gpus, *renamed(TWO_CARDS.gpus))})
+    harness.machine.nodes = lambda: (roomy, FRUGAL)  # type: ignore[method-assign]
+    fault = refused(harness, **asked, estimate=estimated(*ways))
+    assert fault.fix == "fsdp 8, fp32 takes 60 GiB a GPU: --processes 2 --gpus 2"
+
+
+def test_nodes_that_share_a_machine_share_its_memory(light_harness: JobHarness) -> None:
+    estimate = estimated(way(3, processes=4, layout="ddp 4")).model_copy(update={"device": "cpu"})
+
+    fault = refused(light_harness, framework="torch", nodes=2, processes=2, estimate=estimate)
+
+    assert fault.allowed == "at most 1.84 GiB a process: the largest machine here has 8 GiB for 4 processes"
+
+
+def renamed(gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
+    return tuple(gpu.model_copy(update={"id": f"{gpu.id}-again"}) for gpu in gpus)
 
 
 def estimated(*ways: TrainingPlan) -> JobMemoryEstimate:

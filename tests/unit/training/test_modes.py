@@ -24,7 +24,7 @@ def modes_of(model: nn.Module) -> list[bool]:
 
 
 @pytest.mark.parametrize("modes", ["training", "evaluation", "mixed"])
-def test_looking_at_a_model_changes_no_mode(modes: str) -> None:
+def test_tracing_a_model_does_not_change_its_modes(modes: str) -> None:
     model = model_of(modes)
     before = modes_of(model)
 

@@ -1,4 +1,4 @@
-"""A job is moved to other machines: it saves itself, leaves, keeps its turn, and goes on there; nothing is lost."""
+"""A moved job is saved, stopped and resumed elsewhere with its place in the queue, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -64,7 +64,8 @@ def waits_again(harness: JobHarness, job: Job) -> Job:
 # -------------------------------------------------------------------------------------------------- moving
 
 
-def test_a_running_job_leaves_and_goes_on_in_the_other_kind_of_pool(harness: JobHarness) -> None:
+@pytest.mark.slow
+def test_a_running_job_is_preempted_and_resumes_in_the_other_pool(harness: JobHarness) -> None:
     job, reconciler = harness.submit(gpus=2, cpus=2), harness.reconciler()
     reconciler.tick()
     runs_at(harness, job, "fast", 1)
@@ -76,7 +77,7 @@ def test_a_running_job_leaves_and_goes_on_in_the_other_kind_of_pool(harness: Job
         "it is asked to save a checkpoint and stop, and resumes from the checkpoint that it saves, or starts over if "
         "it saves none with 2 CPUs, no GPU, in pool frugal"
     )
-    assert row(harness, job)["request"]["each"]["gpus"] == 2  # it holds them until it has left
+    assert row(harness, job)["request"]["each"]["gpus"] == 2  # it holds its GPUs until it has stopped
     reconciler.tick()
     back = waits_again(harness, job)
     assert back.reason == "moved: it continues with 2 CPUs, no GPU, in pool frugal"
@@ -94,7 +95,8 @@ def test_a_running_job_leaves_and_goes_on_in_the_other_kind_of_pool(harness: Job
     reconciler.stop()
 
 
-def test_a_waiting_job_simply_asks_for_something_else(lone: JobHarness) -> None:
+@pytest.mark.slow
+def test_moving_a_waiting_job_changes_its_request(lone: JobHarness) -> None:
     first, second = lone.submit(gpus=4), lone.submit(gpus=4)
     reconciler = lone.reconciler()
     reconciler.tick()
@@ -110,7 +112,7 @@ def test_a_waiting_job_simply_asks_for_something_else(lone: JobHarness) -> None:
     reconciler.stop()
 
 
-def test_a_job_that_is_moved_there_and_back_asks_for_what_it_asked_first(lone: JobHarness) -> None:
+def test_a_job_moved_there_and_back_requests_its_original_resources(lone: JobHarness) -> None:
     job = lone.submit(gpus=1, gpu_milli=250, gpu_memory_bytes=1 << 30, affinity={"pools": ["cards"]})
 
     away = lone.jobs.move(job.id, to="cpu").job.spec
@@ -121,6 +123,37 @@ def test_a_job_that_is_moved_there_and_back_asks_for_what_it_asked_first(lone: J
         {"frugal"},
     )
     assert back == job.spec
+
+
+def test_a_job_on_other_numbers_of_nodes_remembers_how_many_it_asked_for(lone: JobHarness) -> None:
+    job = lone.begin(lone.submit(gpus=1, nodes=2))
+
+    fewer = lone.jobs.move(job.id, nodes=1)
+
+    assert "with 1 CPU, 1 GPU" in fewer.words
+    assert (fewer.job.spec.nodes, fewer.job.spec.asked) == (1, RequestedResources(nodes=2, gpus=1))
+    assert row(lone, job)["request"]["replicas"] == 2  # it holds both until it has stopped
+    assert lone.jobs.move(job.id, nodes=2).job.spec == job.spec
+
+
+def test_a_start_that_was_decided_for_another_number_of_nodes_is_refused(lone: JobHarness) -> None:
+    job = lone.submit(nodes=2)
+    decided = request_for(
+        job.id, job.spec, workspace=job.workspace, submitted_at=job.submitted_at, label=job.label
+    )
+    lone.jobs.move(job.id, nodes=1)
+
+    with lone.as_controller(), on_terms(fence=lone.fence), pytest.raises(Conflict, match="was moved"):
+        lone.jobs.hand_over(job.id, attempt=1, decided=decided)
+
+
+def test_roles_that_do_not_suit_a_number_of_nodes_are_named(lone: JobHarness) -> None:
+    job = lone.submit(framework="tensorflow", nodes=2, processes=2, roles={"chief": 1, "worker": 1, "ps": 2})
+
+    with pytest.raises(InvalidInput, match="cannot be moved there") as refusal:
+        lone.jobs.move(job.id, nodes=3)
+
+    assert "the roles add up to 4, but 3 nodes of 2 processes are 6" in str(refusal.value)
 
 
 def test_a_repeated_call_moves_once(lone: JobHarness) -> None:
@@ -134,7 +167,7 @@ def test_a_repeated_call_moves_once(lone: JobHarness) -> None:
     assert first == second
 
 
-def test_the_answer_names_the_checkpoint_that_it_goes_on_from(lone: JobHarness) -> None:
+def test_the_result_names_the_checkpoint_to_resume_from(lone: JobHarness) -> None:
     job = lone.begin(lone.submit(gpus=1))
     manifest, part = (lone.platform.blobs.upload(iter([data])).id for data in (b"{}", b"weights"))
     with lone.as_controller(), on_terms(fence=lone.fence):
@@ -146,10 +179,11 @@ def test_the_answer_names_the_checkpoint_that_it_goes_on_from(lone: JobHarness) 
     assert "resumes from step 40 or later with 1 CPU, no GPU" in moved.words
 
 
-# --------------------------------------------------------------------------------------- what comes between
+# ---------------------------------------------------------------------------------------- concurrent events
 
 
-def test_one_that_ends_before_it_is_told_is_done_as_it_ran(lone: JobHarness) -> None:
+@pytest.mark.slow
+def test_a_job_that_ends_before_the_stop_signal_keeps_the_resources_it_ran_with(lone: JobHarness) -> None:
     job, reconciler = lone.submit(gpus=2), lone.reconciler()
     reconciler.tick()
     runs_at(lone, job, "fast", 1)
@@ -164,7 +198,8 @@ def test_one_that_ends_before_it_is_told_is_done_as_it_ran(lone: JobHarness) -> 
     reconciler.stop()
 
 
-def test_one_that_is_cancelled_on_its_way_is_cancelled(lone: JobHarness) -> None:
+@pytest.mark.slow
+def test_a_job_cancelled_during_a_move_is_cancelled(lone: JobHarness) -> None:
     job, reconciler = lone.submit(gpus=2), lone.reconciler()
     reconciler.tick()
     runs_at(lone, job, "fast", 1)
@@ -178,7 +213,8 @@ def test_one_that_is_cancelled_on_its_way_is_cancelled(lone: JobHarness) -> None
     reconciler.stop()
 
 
-def test_one_that_is_moved_again_on_its_way_goes_where_it_was_told_last(lone: JobHarness) -> None:
+@pytest.mark.slow
+def test_a_job_moved_again_during_a_move_goes_to_the_last_target(lone: JobHarness) -> None:
     job, reconciler = lone.submit(gpus=2), lone.reconciler()
     reconciler.tick()
     runs_at(lone, job, "fast", 1)
@@ -192,7 +228,8 @@ def test_one_that_is_moved_again_on_its_way_goes_where_it_was_told_last(lone: Jo
     reconciler.stop()
 
 
-def test_one_that_runs_elsewhere_is_moved_back_to_what_it_asked_first(harness: JobHarness) -> None:
+@pytest.mark.slow
+def test_a_moved_running_job_can_be_moved_back_to_its_original_resources(harness: JobHarness) -> None:
     job, reconciler = harness.submit(gpus=2), harness.reconciler()
     harness.jobs.move(job.id, to="cpu")
     reconciler.tick()
@@ -207,7 +244,8 @@ def test_one_that_runs_elsewhere_is_moved_back_to_what_it_asked_first(harness: J
     reconciler.stop()
 
 
-def test_one_that_ends_before_it_is_moved_back_is_done_as_it_ran(lone: JobHarness) -> None:
+@pytest.mark.slow
+def test_a_job_that_ends_before_it_is_moved_back_keeps_the_resources_it_ran_with(lone: JobHarness) -> None:
     job, reconciler = lone.submit(gpus=2), lone.reconciler()
     away = lone.jobs.move(job.id, to="cpu").job.spec
     reconciler.tick()
@@ -221,7 +259,8 @@ def test_one_that_ends_before_it_is_moved_back_is_done_as_it_ran(lone: JobHarnes
     reconciler.stop()
 
 
-def test_one_that_is_moved_after_its_start_was_decided_starts_where_it_was_moved_to(
+@pytest.mark.slow
+def test_a_job_moved_after_its_start_was_decided_starts_at_the_new_place(
     lone: JobHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job, reconciler = lone.submit(gpus=2), lone.reconciler()
@@ -242,13 +281,14 @@ def test_one_that_is_moved_after_its_start_was_decided_starts_where_it_was_moved
 
 
 class Parked(threading.Thread):
-    """The thread of an attempt that nothing is asked of: it runs on until the reconciler is gone."""
+    """The thread of an attempt that keeps running until the reconciler is gone."""
 
     def is_alive(self) -> bool:
         return True
 
 
-def test_killed_at_any_step_it_is_moved_once(lone: JobHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.slow
+def test_a_move_interrupted_by_kills_happens_once(lone: JobHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     def at_once(target: Callable[[], None], **_: Any) -> threading.Thread:
         attempt = target.__self__  # type: ignore[attr-defined]
         if lone.launcher.state(attempt.name).phase == "running" and attempt._requested is None:
@@ -301,6 +341,7 @@ def test_a_job_that_has_ended_or_is_being_cancelled_is_not_moved(lone: JobHarnes
         lone.jobs.move(stopping.id, to="cpu")
 
 
+@pytest.mark.slow
 def test_a_move_that_changes_nothing_is_refused(lone: JobHarness) -> None:
     job = lone.submit(affinity={"pools": ["frugal"]})
 
@@ -309,7 +350,7 @@ def test_a_move_that_changes_nothing_is_refused(lone: JobHarness) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "where", "words"),
+    ("target", "where", "words"),
     [
         ({"to": "moon"}, ["to"], "cpu, gpu, or a pool: cards, frugal"),
         ({"to": "cpu", "gpus": 2}, ["gpus"], "0, or none said, to move to cpu"),
@@ -317,16 +358,18 @@ def test_a_move_that_changes_nothing_is_refused(lone: JobHarness) -> None:
         ({"to": "gpu", "gpus": 5}, ["spec.gpus"], "at most 4 on one machine here"),
         ({"to": "frugal", "gpus": 1}, ["spec.gpus"], "at most 0 on one machine here"),
         ({"to": "cpu", "cpus": 99}, ["spec.cpus"], "at most 4 on one machine here"),
+        ({}, ["to"], "cpu, gpu or a pool; or a number of nodes, CPUs or GPUs"),
+        ({"nodes": 99}, ["to"], "99"),
     ],
     ids=str,
 )
-def test_where_it_could_never_run_it_does_not_go(
-    lone: JobHarness, asked: dict[str, Any], where: list[str], words: str
+def test_a_move_to_where_the_job_could_never_run_is_refused(
+    lone: JobHarness, target: dict[str, Any], where: list[str], words: str
 ) -> None:
     job = lone.begin(lone.submit(gpus=1))
 
     with pytest.raises(InvalidInput) as refusal:
-        lone.jobs.move(job.id, **asked)
+        lone.jobs.move(job.id, **target)
 
     assert [fault.where for fault in refusal.value.faults] == where
     assert words in str(refusal.value)
@@ -334,12 +377,12 @@ def test_where_it_could_never_run_it_does_not_go(
     assert not lone.jobs.show(job.id).leaving
 
 
-def test_what_was_asked_first_cannot_be_made_up(lone: JobHarness) -> None:
+def test_the_original_request_cannot_be_set_by_the_submitter(lone: JobHarness) -> None:
     with pytest.raises(FalajError, match="filled in when a job is moved"):
         lone.submit(asked={"gpus": 8})
 
 
-# ---------------------------------------------------------------------------------------------- by the rule
+# ------------------------------------------------------------------------------------------------- the rule
 
 
 def spec(**values: Any) -> JobSpec:
@@ -359,10 +402,19 @@ def spec(**values: Any) -> JobSpec:
         ({"gpus": 2}, MoveTarget("frugal"), "1 CPU, no GPU, in pool frugal"),
         ({"gpus": 2}, MoveTarget("cards"), "1 CPU, 2 GPUs, in pool cards"),
         ({}, MoveTarget("cards"), "1 CPU, no GPU, in pool cards"),
+        ({"gpus": 2, "nodes": 2}, MoveTarget(nodes=1), "1 CPU, 2 GPUs"),
+        (
+            {"gpus": 1, "affinity": {"pools": ["cards"]}},
+            MoveTarget(nodes=3),
+            "3 nodes of 1 CPU, 1 GPU, in pool cards",
+        ),
+        ({"nodes": 2}, MoveTarget("cpu", nodes=1), "1 CPU, no GPU, in pool frugal"),
+        ({"gpus": 2}, MoveTarget(gpus=1), "1 CPU, 1 GPU"),
+        ({"gpus": 2}, MoveTarget(pool="cards", cpus=3), "3 CPUs, 2 GPUs, in pool cards"),
     ],
     ids=str,
 )
-def test_what_a_job_asks_for_after_a_move(before: dict[str, Any], move: MoveTarget, after: str) -> None:
+def test_resources_requested_after_a_move(before: dict[str, Any], move: MoveTarget, after: str) -> None:
     moved = moved_spec(spec(**before), move, NODES)
 
     assert describe_request(moved) == after
@@ -375,7 +427,7 @@ def test_what_a_job_asks_for_after_a_move(before: dict[str, Any], move: MoveTarg
     assert restore_held(moved, held) == spec(**before)
 
 
-def test_a_single_machine_without_pools_will_do() -> None:
+def test_a_single_node_without_pools_suffices() -> None:
     only = NODE.model_copy(update={"gpus": GPUS})
 
     moved = moved_spec(spec(gpus=2), MoveTarget("cpu"), [only])

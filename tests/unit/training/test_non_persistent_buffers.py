@@ -19,7 +19,7 @@ TARGET = ROWS.sum(1, keepdim=True)
 
 
 class Counting(nn.Module):
-    """Computes with what it has counted and gathered: in place, in a new tensor, and in one that grows from nothing."""
+    """Uses counters in its buffers: changed in place, replaced, and growing from an empty tensor."""
 
     def __init__(self, scale: float = 1.0) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ def train(model: nn.Module, steps: int, run: Path | None = None) -> FitResult:
     return fj.fit(model, nn.functional.mse_loss, (ROWS, TARGET), steps=steps, **options)
 
 
-def test_a_resumed_run_is_the_same_to_the_bit(tmp_path: Path) -> None:
+def test_a_resumed_run_is_exactly_equal(tmp_path: Path) -> None:
     straight, resumed = Counting(), Counting()
     losses = train(straight, 9).losses
 
@@ -65,7 +65,7 @@ def test_a_resumed_run_is_the_same_to_the_bit(tmp_path: Path) -> None:
     assert len(resumed.seen) == 9
 
 
-def test_what_was_put_back_is_kept_again(tmp_path: Path) -> None:
+def test_restored_buffers_are_saved_again(tmp_path: Path) -> None:
     losses = train(Counting(), 9).losses
 
     for steps in (2, 5):
@@ -74,7 +74,7 @@ def test_what_was_put_back_is_kept_again(tmp_path: Path) -> None:
     assert train(Counting(), 9, tmp_path).losses == losses[5:]
 
 
-def test_what_training_does_not_change_comes_from_the_code(tmp_path: Path) -> None:
+def test_unchanged_buffers_come_from_the_code(tmp_path: Path) -> None:
     train(Counting(), 4, tmp_path)
     model = Counting(scale=0.5)
 
@@ -84,9 +84,7 @@ def test_what_training_does_not_change_comes_from_the_code(tmp_path: Path) -> No
     assert model.calls.item() == 6
 
 
-def test_a_checkpoint_without_such_buffers_is_taken_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_checkpoint_without_such_buffers_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as before:
         before.setattr(NonPersistentBuffers, "changed", lambda _: {})
         train(Counting(), 4, tmp_path)
@@ -98,7 +96,7 @@ def test_a_checkpoint_without_such_buffers_is_taken_up(
     assert model.calls.item() == 2
 
 
-def test_a_loop_of_ones_own_keeps_them_too() -> None:
+def test_a_custom_loop_keeps_them_too() -> None:
     def steps() -> TrainingStep:
         return fj.step(Counting(), nn.functional.mse_loss, device="cpu", tune="off", seed=1)
 

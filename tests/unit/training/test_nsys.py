@@ -1,8 +1,10 @@
-"""`falaj train --nsys`: from the option to what is launched."""
+"""`falaj train --nsys`, from the option to the launched command."""
 
 from __future__ import annotations
 
 from pathlib import Path
+
+import pytest
 
 from falaj.apps.cli.commands.train import request_from_options
 from falaj.ports.launcher import AttemptState, Launch
@@ -21,7 +23,8 @@ def test_option_reaches_the_job_and_its_file(tmp_path: Path) -> None:
     assert "nsys: true" in spell_job(ready.spec, script=ready.script)
 
 
-def test_job_is_launched_under_it(light_harness: JobHarness) -> None:
+@pytest.mark.slow
+def test_job_is_launched_under_nsys(light_harness: JobHarness) -> None:
     launched: list[Launch] = []
 
     def run(launch: Launch) -> AttemptState:

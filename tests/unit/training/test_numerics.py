@@ -16,13 +16,13 @@ CUDA = torch.device("cuda")
 
 
 def kept() -> list[Any]:
-    """All that decides under which key compiled code is kept."""
+    """Return all settings that determine the cache key of compiled code."""
     products = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul, torch.backends.cudnn.conv  # type: ignore[attr-defined]
     precisions = [each.fp32_precision for each in products]
     return [*precisions, torch.get_float32_matmul_precision(), torch.get_num_threads()]
 
 
-def test_everything_is_to_the_letter_as_before() -> None:
+def test_all_numeric_settings_are_restored() -> None:
     before = kept()
 
     with apply_numerics(Plan(precision="tf32", threads=1)):
@@ -34,7 +34,7 @@ def test_everything_is_to_the_letter_as_before() -> None:
     assert kept() == before
 
 
-def test_convolutions_on_a_gpu_are_in_tf32_unless_torch_is_told_otherwise() -> None:
+def test_convolutions_on_a_gpu_use_tf32_unless_torch_is_configured_otherwise() -> None:
     assert precision_of(Plan(), CUDA) == "tf32"
     assert precision_of(Plan(precision="bf16"), CUDA) == "bf16"
     assert precision_of(Plan(), torch.device("cpu")) == "fp32"
@@ -42,8 +42,8 @@ def test_convolutions_on_a_gpu_are_in_tf32_unless_torch_is_told_otherwise() -> N
         assert precision_of(Plan(), CUDA) == "fp32"
 
 
-def test_asking_for_a_gpu_starts_no_cuda_once_falaj_is_imported() -> None:
-    """Child processes could not use one any more."""
+def test_checking_for_a_gpu_does_not_initialize_cuda() -> None:
+    """Child processes could not use it any more."""
     script = "import falaj, os; print(os.environ['PYTORCH_NVML_BASED_CUDA_CHECK'])"
 
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
@@ -51,7 +51,7 @@ def test_asking_for_a_gpu_starts_no_cuda_once_falaj_is_imported() -> None:
     assert done.stdout.strip() == "1"
 
 
-def test_a_part_of_the_data_comes_from_all_over_it() -> None:
+def test_a_thinned_source_is_spread_over_the_data() -> None:
     columns = TensorSource((torch.arange(1000), torch.arange(1000) * 2), where="data")
 
     few = columns.thinned(100)

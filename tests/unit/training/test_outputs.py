@@ -15,7 +15,8 @@ from falaj.control.jobs.outputs import output_files
 from falaj.errors import InvalidInput
 from falaj.ports.launcher import AttemptState, Launch
 from falaj.records.training.jobs import JobState
-from job_harness import DONE, JobHarness
+from job_harness import DONE, NODE, JobHarness
+from platforms import make_platform
 from polling import eventually
 
 
@@ -48,15 +49,16 @@ def very_deep(folder: Path) -> None:
 
 
 def flatten(folder: Path) -> None:
-    """Have pytest be able to remove it: its own way to do so ends at a thousand folders."""
+    """Make it removable for pytest, whose own removal stops at a thousand folders."""
     while (folder / "d" / "d").exists():
         (folder / "d" / "d").rename(folder / "e")
         (folder / "d").rmdir()
         (folder / "e").rename(folder / "d")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("leave", [shutil.rmtree, link_in_its_place, name_that_is_no_text])
-def test_a_job_ends_whatever_it_leaves(light_harness: JobHarness, leave: Callable[[Path], None]) -> None:
+def test_a_job_ends_despite_invalid_outputs(light_harness: JobHarness, leave: Callable[[Path], None]) -> None:
     def program(launch: Launch) -> AttemptState:
         leave(launch.directory / "outputs")
         return DONE
@@ -72,14 +74,14 @@ def test_a_job_ends_whatever_it_leaves(light_harness: JobHarness, leave: Callabl
     reconciler.stop()
 
 
-def test_a_descent_without_end_is_refused(outputs: Path) -> None:
+def test_too_deeply_nested_outputs_are_refused(outputs: Path) -> None:
     very_deep(outputs)
 
     with pytest.raises(InvalidInput, match="500 characters"):
         list(output_files(outputs))
 
 
-def test_folders_and_pipes_count_too(outputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folders_and_pipes_count_towards_the_limit(outputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outputs_module, "MOST_OUTPUTS", 3)
     for number in range(2):
         (outputs / f"folder{number}").mkdir()
@@ -89,7 +91,7 @@ def test_folders_and_pipes_count_too(outputs: Path, monkeypatch: pytest.MonkeyPa
         list(output_files(outputs))
 
 
-def test_files_come_by_name_and_nothing_else_does(outputs: Path) -> None:
+def test_regular_files_are_listed_by_name_and_nothing_else(outputs: Path) -> None:
     (outputs / "b").mkdir()
     for name in ("b/2", "b/1", "z", "a"):
         (outputs / name).write_text(name)
@@ -108,7 +110,7 @@ def test_files_come_by_name_and_nothing_else_does(outputs: Path) -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_what_cannot_be_removed_does_not_stop_the_reconciler(
+def test_files_that_cannot_be_removed_do_not_stop_the_reconciler(
     light_harness: JobHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stuck(*_: object) -> None:
@@ -118,3 +120,43 @@ def test_what_cannot_be_removed_does_not_stop_the_reconciler(
     monkeypatch.setattr(reconciling, "remove_attempt", stuck)
 
     light_harness.reconciler().tick()
+
+
+FRANKFURT = """
+[zones.local]
+jurisdiction = "AE"
+default = true
+
+[zones.frankfurt]
+jurisdiction = "DE"
+
+[node]
+zone = "frankfurt"
+"""
+
+
+@pytest.mark.slow
+def test_what_a_job_makes_of_bound_data_lies_where_the_job_ran(tmp_path: Path) -> None:
+    def program(launch: Launch) -> AttemptState:
+        (launch.directory / "outputs" / "weights.bin").write_bytes(b"weights")
+        return DONE
+
+    with make_platform(tmp_path, toml=FRANKFURT) as platform:
+        harness = JobHarness(platform, tmp_path)
+        harness.machine.node = NODE.model_copy(update={"zone": "frankfurt", "jurisdiction": "DE"})
+        harness.launcher.program = program
+        bound = platform.blobs.upload(iter([b"rows"]), zone="frankfurt", only=("DE",))
+        platform.blobs.commit(bound.id, name="bound")
+        job = harness.submit(inputs={"data": "bound"})
+        reconciler = harness.reconciler()
+
+        def ended() -> bool:
+            reconciler.tick()
+            return harness.jobs.show(job.id).state not in (JobState.QUEUED, JobState.RUNNING)
+
+        eventually(ended, within=60)
+        done = harness.jobs.show(job.id)
+        made = [platform.blobs.show(each.blob) for each in done.outputs]
+
+    assert (done.state, done.reason) == (JobState.DONE, None)
+    assert [(blob.zone, sorted(blob.label.only or ())) for blob in made] == [("frankfurt", ["DE"])]

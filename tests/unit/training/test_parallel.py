@@ -29,7 +29,7 @@ def test_every_strategy_gives_the_losses_of_one_process(tmp_path: Path, processe
         assert float.fromhex(found.weights) == pytest.approx(float.fromhex(alone.weights), rel=1e-3)
 
 
-def test_exact_runs_are_equal_to_the_bit_with_1_2_and_4_processes(tmp_path: Path) -> None:
+def test_exact_runs_are_bitwise_equal_with_1_2_and_4_processes(tmp_path: Path) -> None:
     options = {"exact": True, "dropout": 0.3, "unused": True}
 
     found = runs(tmp_path, *((count, options) for count in (1, 2, 4)))
@@ -38,7 +38,7 @@ def test_exact_runs_are_equal_to_the_bit_with_1_2_and_4_processes(tmp_path: Path
     assert len({each.weights for each in found}) == 1
 
 
-def test_an_exact_run_is_killed_and_taken_up_by_another_number_of_processes(tmp_path: Path) -> None:
+def test_an_exact_run_is_killed_and_resumed_with_another_number_of_processes(tmp_path: Path) -> None:
     rng = random.Random(5)
     same = {"exact": True, "dropout": 0.3, "steps": 12}
     kept = same | {"run": str(tmp_path / "run"), "checkpoint_every": 2}
@@ -55,7 +55,9 @@ def test_an_exact_run_is_killed_and_taken_up_by_another_number_of_processes(tmp_
 
 
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-def test_a_killed_run_goes_on_to_the_bit_with_as_many_processes(tmp_path: Path, parallel: str) -> None:
+def test_a_killed_run_resumes_exactly_with_the_same_number_of_processes(
+    tmp_path: Path, parallel: str
+) -> None:
     same = {"parallel": parallel, "dropout": 0.3, "checkpoint_every": 3}
     kept = same | {"run": str(tmp_path / "run")}
 
@@ -67,7 +69,7 @@ def test_a_killed_run_goes_on_to_the_bit_with_as_many_processes(tmp_path: Path, 
     assert again.weights == straight.weights
 
 
-def test_shards_are_taken_up_by_another_number_of_processes(tmp_path: Path) -> None:
+def test_shards_are_resumed_by_another_number_of_processes(tmp_path: Path) -> None:
     kept = {"parallel": "fsdp", "run": str(tmp_path / "run"), "checkpoint_every": 2, "accumulate": 4}
 
     alone, _, _, last = runs(
@@ -80,7 +82,7 @@ def test_shards_are_taken_up_by_another_number_of_processes(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_layers_may_go_unused_in_some_steps_or_all(tmp_path: Path, parallel: str) -> None:
-    """A parameter without a gradient is left alone, as in one process: decay would change it."""
+    """A parameter without a gradient is not updated, as in one process: weight decay would change it."""
     net = {"accumulate": 4, "unused": True}
     branches = {"accumulate": 2, "model": "branches", "lr": 0.01}
     spare = {"accumulate": 4, "model": "spare"}
@@ -94,7 +96,7 @@ def test_layers_may_go_unused_in_some_steps_or_all(tmp_path: Path, parallel: str
         assert two.weight == pytest.approx(one.weight, rel=1e-5)
 
 
-def test_copies_may_use_other_layers_than_each_other(tmp_path: Path) -> None:
+def test_ddp_replicas_may_use_different_layers(tmp_path: Path) -> None:
     options = {"accumulate": 16, "model": "branches"}
     exact = {"accumulate": 8, "model": "branches", "exact": True}
 
@@ -108,7 +110,7 @@ def test_copies_may_use_other_layers_than_each_other(tmp_path: Path) -> None:
     assert exactly.weights == exactly_two.weights
 
 
-def test_shards_of_other_layers_are_not_put_together(tmp_path: Path) -> None:
+def test_shards_of_different_layers_are_refused(tmp_path: Path) -> None:
     (found,) = runs(tmp_path, (2, {"accumulate": 16, "model": "branches", "parallel": "fsdp"}))
 
     assert "the processes did not use the same layers" in found.refused
@@ -180,7 +182,7 @@ def test_running_statistics_and_scores_are_the_same_in_all_processes(tmp_path: P
     assert found.best is not None
 
 
-def test_an_optimizer_over_tensors_that_were_cut_is_refused(tmp_path: Path) -> None:
+def test_an_optimizer_over_sharded_tensors_is_refused(tmp_path: Path) -> None:
     made = {"optimizer": "made", "accumulate": 4}
 
     one, ddp, fsdp = runs(
@@ -192,7 +194,7 @@ def test_an_optimizer_over_tensors_that_were_cut_is_refused(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("exact", [False, True])
-def test_parameters_that_are_thawed_on_the_way_are_trained_by_all_processes(
+def test_parameters_unfrozen_during_training_are_trained_by_all_processes(
     tmp_path: Path, exact: bool
 ) -> None:
     options = {"thaw": True, "exact": exact, "accumulate": 4}
@@ -213,7 +215,7 @@ def test_a_loss_of_another_type_than_the_parameters_is_added_exactly(tmp_path: P
 
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_buffers_that_forward_replaces_are_the_same_in_all_processes(tmp_path: Path, parallel: str) -> None:
-    """`runs` compares all that the processes hold; the means of their samples differ."""
+    """`runs` compares all state of the processes; the means of their samples differ."""
     replacing, fleeting = ({"model": kind, "parallel": parallel} for kind in ("replacing", "fleeting"))
 
     new, in_place, refused = runs(
@@ -224,7 +226,7 @@ def test_buffers_that_forward_replaces_are_the_same_in_all_processes(tmp_path: P
     assert "other shapes in other processes, among mean, rows" in refused.refused
 
 
-def test_a_buffer_that_is_not_persistent_is_taken_up_to_the_bit(tmp_path: Path) -> None:
+def test_a_non_persistent_buffer_is_restored_exactly(tmp_path: Path) -> None:
     same = {"parallel": "ddp", "model": "fleeting", "checkpoint_every": 3}
     kept = same | {"run": str(tmp_path / "run")}
 
@@ -235,7 +237,7 @@ def test_a_buffer_that_is_not_persistent_is_taken_up_to_the_bit(tmp_path: Path) 
     assert again.weights == straight.weights
 
 
-def test_an_exact_run_refuses_buffers_that_depend_on_who_sees_which_samples(tmp_path: Path) -> None:
+def test_an_exact_run_refuses_buffers_that_depend_on_the_sample_split(tmp_path: Path) -> None:
     kinds = ("replacing", "fleeting")
 
     found = runs(tmp_path, *((count, {"exact": True, "model": kind}) for kind in kinds for count in (1, 2)))

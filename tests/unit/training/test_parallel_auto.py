@@ -1,4 +1,4 @@
-"""parallel="auto" chooses a layout by its memory, the same in all processes, and states the reason."""
+"""parallel="auto" chooses a layout by its memory, equally in all processes, and states the reason."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-def test_copies_shards_and_refusals_over_two_processes(tmp_path: Path) -> None:
+def test_ddp_fsdp_and_refusals_over_two_processes(tmp_path: Path) -> None:
     expected = {way.layout: way.peak_bytes for way in of_network("auto").ways[:2]}
 
-    copies, shards, refused, said = trained(
+    copies, shards, refused, output = trained(
         tmp_path, {"parallel": "ddp"}, {"memory": 10 * MIB}, {"memory": MIB}
     )
 
     assert copies[0]["peak"] == pytest.approx(expected["ddp 2"], rel=0.05)
     assert shards[0]["peak"] == pytest.approx(expected["fsdp 2"], rel=0.15)
     sizes = format_bytes(expected["fsdp 2"]), format_bytes(expected["ddp 2"])
-    assert f"parallel: fsdp 2, {sizes[0]} a process of 10 MiB; ddp 2 would need {sizes[1]}" in said
+    assert f"parallel: fsdp 2, {sizes[0]} a process of 10 MiB; ddp 2 would need {sizes[1]}" in output
     assert shards[0]["losses"] == shards[1]["losses"] == pytest.approx(copies[0]["losses"], rel=1e-5)
     assert refused[0] == refused[1]
     assert "does not fit" in refused[0]["refused"]
@@ -55,13 +55,16 @@ def test_copies_shards_and_refusals_over_two_processes(tmp_path: Path) -> None:
         (int(3.8 * MIB), {"fsdp": 2, "tensor": 2}, 1),
     ],
 )
-def test_the_first_way_that_fits_is_taken(memory: int, layout: dict[str, int], micro_batches: int) -> None:
+def test_the_first_layout_that_fits_is_chosen(
+    memory: int, layout: dict[str, int], micro_batches: int
+) -> None:
     found = choose(estimator(), 4, memory)
 
     assert (found["parallel"], found["micro_batches"]) == (layout, micro_batches)
 
 
-def test_a_large_batch_is_cut_into_pieces_unless_these_were_given() -> None:
+@pytest.mark.slow
+def test_a_large_batch_is_split_into_micro_batches_unless_given() -> None:
     wide, given = estimator(batch_size=65_536), estimator(batch_size=65_536, fixed_micro_batches=True)
 
     found, refused = choose(wide, 2, 110 * MIB), choose(given, 2, 110 * MIB)
@@ -73,7 +76,8 @@ def test_a_large_batch_is_cut_into_pieces_unless_these_were_given() -> None:
     assert "micro-batches" in refused["fault"]["fix"]
 
 
-def test_a_refusal_names_the_number_and_the_nearest_way_that_fits() -> None:
+@pytest.mark.slow
+def test_a_refusal_names_the_estimate_and_the_nearest_layout_that_fits() -> None:
     fault = choose(estimator(), 2, 4 * MIB)["fault"]
 
     assert fault["given"].startswith("ddp 2, fp32 (15.2 MiB a process); at the least tensor 2, fp32")
@@ -81,7 +85,7 @@ def test_a_refusal_names_the_number_and_the_nearest_way_that_fits() -> None:
     assert fault["fix"].startswith("4 processes: ")
 
 
-def test_small_models_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_models_are_not_estimated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MemoryEstimator, "step_memory", lambda *_: pytest.fail("it is small"))
     source = open_data(rows())
 
@@ -89,7 +93,7 @@ def test_small_models_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None
     assert decided(memory=10 << 30) == {"parallel": {"ddp": 2, "tensor": 1}, "micro_batches": 1, "reason": ""}
 
 
-def test_what_cannot_be_estimated_is_trained_as_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_without_an_estimate_are_trained_with_ddp(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise RuntimeError("no such kernel\nand more")
 
@@ -102,13 +106,13 @@ def test_what_cannot_be_estimated_is_trained_as_copies(monkeypatch: pytest.Monke
     }
 
 
-def test_one_process_is_alone_whatever_its_memory() -> None:
+def test_one_process_is_not_parallel_whatever_its_memory() -> None:
     result = fit(network(), nn.functional.mse_loss, rows(), batch_size=8, steps=1, tune="off", memory=1)
 
     assert result.step == 1
 
 
-def test_memory_is_a_whole_number() -> None:
+def test_memory_must_be_a_positive_integer() -> None:
     with pytest.raises(InvalidTraining, match="memory"):
         fit(network(), nn.functional.mse_loss, rows(), steps=1, memory=0)
 

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 
 MIB = 1 << 20
 WORKSPACE = 65 * MIB
-"""What is counted on a GPU for the libraries that multiply."""
+"""Workspace that is counted for matrix multiplication libraries on a GPU."""
 
 
 @pytest.fixture(autouse=True)
@@ -32,18 +32,18 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-def test_what_only_stages_have_room_for_is_trained_in_stages(tmp_path: Path) -> None:
+def test_models_that_fit_only_in_stages_are_trained_in_stages(tmp_path: Path) -> None:
     expected = of_model("normed", processes=2, parallel="pipeline")
     memory = round(1.05 * expected.peak_bytes)
 
-    copies, staged, said = trained(
+    copies, staged, output = trained(
         tmp_path, {"model": "normed", "parallel": "ddp"}, {"model": "normed", "memory": memory}
     )
 
     assert max(each["peak"] for each in staged) == pytest.approx(expected.peak_bytes, rel=0.1)
     assert copies[0]["peak"] > 1.2 * memory
-    assert "parallel: pipeline 2, " in said
-    assert "; ddp 2 would need" in said
+    assert "parallel: pipeline 2, " in output
+    assert "; ddp 2 would need" in output
     assert staged[0]["losses"] == staged[1]["losses"] == pytest.approx(copies[0]["losses"], rel=1e-4)
 
 
@@ -56,7 +56,7 @@ LAYOUTS: list[dict[str, Any]] = [
 
 
 @pytest.mark.slow
-def test_estimates_of_composed_layouts_are_what_four_processes_hold(tmp_path: Path) -> None:
+def test_estimates_of_composed_layouts_equal_the_memory_of_four_processes(tmp_path: Path) -> None:
     expected = [of_model("network", processes=4, **layout).peak_bytes for layout in LAYOUTS]
 
     *held, _ = trained(tmp_path, *({"processes": 4, **layout} for layout in LAYOUTS))
@@ -65,7 +65,7 @@ def test_estimates_of_composed_layouts_are_what_four_processes_hold(tmp_path: Pa
         assert max(process["peak"] for process in real) == pytest.approx(each, rel=0.1), layout
 
 
-def test_a_model_that_no_gpu_has_room_for_as_a_whole_is_staged() -> None:
+def test_a_model_too_large_for_one_gpu_is_split_into_stages() -> None:
     whole = sum(p.nbytes for p in deep().parameters())
 
     found = choose(estimator(deep(), optimizer="sgd", device="cuda"), 4, WORKSPACE + whole // 2 + 2 * MIB)
@@ -74,7 +74,7 @@ def test_a_model_that_no_gpu_has_room_for_as_a_whole_is_staged() -> None:
     assert found["micro_batches"] == 8  # two for each stage
 
 
-def test_the_fewest_stages_come_first_and_smaller_pieces_before_any() -> None:
+def test_the_fewest_stages_come_first_and_micro_batches_before_any() -> None:
     found = list(automatic_layouts(estimator(deep()), 4))
 
     assert [layout.summary for layout, _ in found if layout.pipeline > 1][:4] == [
@@ -86,7 +86,7 @@ def test_the_fewest_stages_come_first_and_smaller_pieces_before_any() -> None:
 
 
 class Tied(nn.Module):
-    """Ends with the weight that it begins with."""
+    """The last layer shares the weight of the first."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -111,7 +111,7 @@ class Chooses(nn.Module):
 @pytest.mark.parametrize(
     "make", [Tied, Chooses, lambda: nn.Linear(WIDTH, 1)], ids=["tied", "chooses", "one layer"]
 )
-def test_what_cannot_be_staged_never_is(make: Any) -> None:
+def test_models_that_cannot_be_staged_never_are(make: Any) -> None:
     assert not any(layout.pipeline > 1 for layout, _ in automatic_layouts(estimator(make()), 4))
     with pytest.raises(InvalidTraining, match="cannot be cut into the stages"):
         estimate(
@@ -125,12 +125,12 @@ def test_what_cannot_be_staged_never_is(make: Any) -> None:
         )
 
 
-def test_layers_that_cannot_be_cut_have_no_estimate_as_cut_ones() -> None:
+def test_layers_that_cannot_be_split_have_no_tensor_parallel_estimate() -> None:
     with pytest.raises(InvalidTraining, match="nothing to cut"):
         of_model("normed", processes=2, parallel="tensor")
 
 
-def test_a_model_with_a_single_number_is_never_sharded() -> None:
+def test_a_model_with_a_scalar_parameter_is_never_sharded() -> None:
     layouts = {layout.summary for layout, _ in automatic_layouts(estimator(MODELS["normed"]()), 2)}
 
     assert layouts == {"ddp 2", "pipeline 2"}
@@ -146,7 +146,7 @@ def test_sparse_gradients_and_types_that_differ_are_never_sharded() -> None:
     assert estimator(mixed).can_shard()
 
 
-def test_an_optimizer_that_is_there_already_leaves_only_copies() -> None:
+def test_a_given_optimizer_allows_only_ddp() -> None:
     model = MODELS["network"]()
 
     found = automatic_layouts(estimator(model, optimizer=optim.AdamW(model.parameters())), 2)
@@ -154,13 +154,13 @@ def test_an_optimizer_that_is_there_already_leaves_only_copies() -> None:
     assert {layout.summary for layout, _ in found} == {"ddp 2"}
 
 
-def test_halves_that_are_scaled_are_not_staged() -> None:
+def test_fp16_with_loss_scaling_is_not_staged() -> None:
     assert not any(
         layout.pipeline > 1 for layout, _ in automatic_layouts(estimator(deep(), precision="fp16"), 2)
     )
 
 
-def test_an_exact_run_is_never_said_to_fit_in_parts() -> None:
+def test_an_exact_run_is_never_sharded_or_staged() -> None:
     found = estimator(deep(), exact=True).estimate("auto", 2)
 
     assert {way.layout for way in found.ways if way.as_asked} == {"ddp 2"}
@@ -173,7 +173,7 @@ def test_a_pipeline_has_two_micro_batches_a_stage_unless_they_were_given() -> No
     assert (by_itself.ways[0].micro_batches, given.ways[0].micro_batches) == (4, 1)
 
 
-def test_stages_are_cut_where_the_caller_says() -> None:
+def test_stages_are_split_where_the_caller_says() -> None:
     even, uneven = (
         of_model("network", processes=2, parallel="pipeline", optimizer="sgd", pipeline_cuts=cuts).peak_bytes
         for cuts in (None, ["0.1"])
@@ -194,7 +194,7 @@ class Counts(nn.Module):
         return found
 
 
-def test_a_model_is_not_touched_by_looking_for_its_stages() -> None:
+def test_looking_for_stages_does_not_change_the_model() -> None:
     model = Counts()
 
     assert any(layout.pipeline == 2 for layout, _ in automatic_layouts(estimator(model), 2))
@@ -202,7 +202,7 @@ def test_a_model_is_not_touched_by_looking_for_its_stages() -> None:
 
 
 def deep() -> nn.Module:
-    """16 MiB, in blocks that are not cut."""
+    """16 MiB, in blocks that are not split."""
     blocks = [
         nn.Sequential(nn.Linear(WIDTH, 2048), nn.LayerNorm(2048), nn.Linear(2048, WIDTH)) for _ in range(8)
     ]

@@ -11,6 +11,7 @@ from parallel_runs import runs
 STRATEGIES = ("ddp", "fsdp", "tensor", "pipeline")
 
 
+@pytest.mark.slow
 def test_two_processes_give_the_losses_of_one_with_every_strategy(tmp_path: Path) -> None:
     options = {"model": "layers", "accumulate": 4, "steps": 3}
 

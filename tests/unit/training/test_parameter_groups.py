@@ -55,7 +55,7 @@ def train(changer: Changer, *, steps: int = 8, run: Path | None = None) -> FitRe
     ],
     ids=["pair", "list", "lr to tensor", "lr tensor", "lr of one", "lr to number", "decay", "flag"],
 )
-def test_a_run_goes_on_with_what_was_changed(tmp_path: Path, make: Callable[[], Changer]) -> None:
+def test_a_resumed_run_keeps_changed_options(tmp_path: Path, make: Callable[[], Changer]) -> None:
     straight = train(make())
 
     first = train(make(), steps=5, run=tmp_path)
@@ -68,7 +68,7 @@ def test_a_run_goes_on_with_what_was_changed(tmp_path: Path, make: Callable[[], 
 
 
 @pytest.mark.parametrize("kept", [0.5, {"tensor": 0.5, "dtype": "float32"}], ids=["number", "tensor"])
-def test_a_tensor_that_somebody_holds_is_filled_and_not_replaced(kept: Any) -> None:
+def test_a_tensor_option_is_filled_in_place(kept: Any) -> None:
     held = torch.tensor(0.1)
     optimizer = optim.AdamW(nn.Linear(4, 1).parameters(), lr=held, foreach=False)
     state = ParameterGroupState(optimizer, has_schedule=False)
@@ -80,7 +80,7 @@ def test_a_tensor_that_somebody_holds_is_filled_and_not_replaced(kept: Any) -> N
     assert state.changed() == [{"lr": {"tensor": 0.5, "dtype": "float32"}}]
 
 
-def test_what_nobody_has_changed_is_as_the_code_says_that_runs(tmp_path: Path) -> None:
+def test_unchanged_options_come_from_the_current_code(tmp_path: Path) -> None:
     train(Changer("weight_decay", 0.01, lr=torch.tensor(0.1)), steps=5, run=tmp_path)
     later = Changer("weight_decay", 0.01, lr=torch.tensor(0.25), betas=(0.8, 0.9))
 

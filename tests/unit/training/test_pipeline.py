@@ -1,4 +1,4 @@
-"""A pipeline gives the results of one process: losses, dropout, norms, scores, and the model."""
+"""A pipeline gives the losses, scores and model of one process."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ pytestmark = pytest.mark.slow
 COMPOSED: list[Any] = ["pipeline", {"ddp": 2, "pipeline": 2}, {"fsdp": 2, "pipeline": 2}]
 
 
-def test_two_stages_give_the_losses_of_one_process_to_the_bit(tmp_path: Path) -> None:
-    """Gradients add up in the same order; only the norm is summed in another one, so there is no clipping here."""
+def test_two_stages_give_exactly_the_losses_of_one_process(tmp_path: Path) -> None:
+    """Gradients are summed in the same order; only the norm is not, so there is no clipping here."""
     options = {"accumulate": 6, "dropout": 0.3, "clip": None, "evaluate": "data", "evaluate_every": 3}
     blocks, layers = options | {"model": "blocks", "unused": True}, options | {"model": "layers"}
     apart = {"parallel": "pipeline"}
@@ -28,7 +28,7 @@ def test_two_stages_give_the_losses_of_one_process_to_the_bit(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("model", ["layers", "blocks"])
-def test_stages_of_copies_and_of_shards_give_the_losses_of_one_process(tmp_path: Path, model: str) -> None:
+def test_pipelines_with_ddp_and_fsdp_give_the_losses_of_one_process(tmp_path: Path, model: str) -> None:
     """Six steps make an epoch, whose last batch is smaller: its micro-batches have another shape."""
     options = {"model": model, "dropout": 0.3, "accumulate": 8, "clip": 0.5}
 
@@ -41,7 +41,7 @@ def test_stages_of_copies_and_of_shards_give_the_losses_of_one_process(tmp_path:
         assert found.weight == pytest.approx(alone.weight, rel=1e-5), strategy
 
 
-def test_stages_of_cut_tensors_give_the_losses_of_one_process(tmp_path: Path) -> None:
+def test_pipelines_with_tensor_parallelism_give_the_losses_of_one_process(tmp_path: Path) -> None:
     options = {"model": "layers", "accumulate": 4, "clip": 0.5}
 
     alone, found = runs(tmp_path, (1, options), (4, options | {"parallel": {"tensor": 2, "pipeline": 2}}))
@@ -86,7 +86,7 @@ def test_a_function_scores_the_whole_model(tmp_path: Path) -> None:
         assert each.figures == pytest.approx(alone.figures, rel=2e-5)
 
 
-def test_a_run_goes_from_stages_to_copies_to_shards_of_stages_to_one_process(tmp_path: Path) -> None:
+def test_a_run_resumes_across_pipeline_ddp_sharded_pipeline_and_one_process(tmp_path: Path) -> None:
     options = {"model": "blocks", "accumulate": 4, "dropout": 0.3}
     kept = options | {"run": str(tmp_path / "run"), "checkpoint_every": 2}
 
@@ -104,7 +104,7 @@ def test_a_run_goes_from_stages_to_copies_to_shards_of_stages_to_one_process(tmp
     assert last.weight == pytest.approx(alone.weight, rel=1e-5)
 
 
-def test_a_killed_pipeline_goes_on_to_the_bit(tmp_path: Path) -> None:
+def test_a_killed_pipeline_resumes_exactly(tmp_path: Path) -> None:
     same = {"parallel": "pipeline", "model": "blocks", "accumulate": 4, "dropout": 0.3, "checkpoint_every": 3}
     kept = same | {"run": str(tmp_path / "run")}
 
@@ -116,7 +116,7 @@ def test_a_killed_pipeline_goes_on_to_the_bit(tmp_path: Path) -> None:
     assert again.weights == straight.weights
 
 
-def test_buffers_that_are_not_persistent_stay_those_of_one_process_also_after_a_resume(
+def test_non_persistent_buffers_equal_those_of_one_process_also_after_a_resume(
     tmp_path: Path,
 ) -> None:
     options = {"model": "centred", "accumulate": 4, "clip": None}
@@ -129,12 +129,12 @@ def test_buffers_that_are_not_persistent_stay_those_of_one_process_also_after_a_
     assert last.weights == alone.weights
 
 
-def test_a_pipeline_that_is_told_to_stop_saves_first(tmp_path: Path) -> None:
+def test_a_pipeline_saves_before_it_stops(tmp_path: Path) -> None:
     kept = {"parallel": "pipeline", "model": "blocks", "accumulate": 4, "run": str(tmp_path / "run")}
 
     stopped, again = runs(tmp_path, (2, kept | {"stop": True, "checkpoint_every": 1000}), (2, kept))
 
-    assert stopped.died  # of the SIGTERM, after it has saved
+    assert stopped.died  # the exit code of SIGTERM, after the run was saved
     assert again.resumed_from >= 4
 
 
@@ -144,7 +144,7 @@ def test_a_loss_that_is_not_finite_stops_all_stages(tmp_path: Path) -> None:
     assert "the loss is nan at step 2" in found.refused
 
 
-def test_what_a_pipeline_cannot_do_is_refused_by_all(tmp_path: Path) -> None:
+def test_unsupported_options_of_a_pipeline_are_refused_by_all_processes(tmp_path: Path) -> None:
     tied, cuts, made = runs(
         tmp_path,
         (2, {"parallel": "pipeline", "model": "tied"}),

@@ -22,7 +22,7 @@ CPU = torch.device("cpu")
 
 
 class Changing(nn.Module):
-    """Does something else when it is not trained, or each time."""
+    """Behaves differently in evaluation mode, or at each call."""
 
     def __init__(self, how: str) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class Counting(nn.Module):
 
 
 class Optional(nn.Module):
-    """Takes a second input if it is given one."""
+    """Accepts an optional second input."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ def held(part: nn.Module) -> set[str]:
 
 @pytest.mark.parametrize("kind", ["layers", "blocks"])
 @pytest.mark.parametrize("count", [2, 3, 4])
-def test_the_stages_compute_what_the_model_computes(kind: str, count: int) -> None:
+def test_the_stages_give_the_results_of_the_model(kind: str, count: int) -> None:
     model = make_model(kind, dropout=0.3, unused=kind == "blocks")
     x = torch.randn(5, FEATURES)
 
@@ -125,7 +125,7 @@ def test_a_buffer_is_changed_when_a_stage_runs_and_not_before() -> None:
         assert torch.equal(through(parts, x), model(x))
 
 
-def test_stages_have_about_as_many_parameters() -> None:
+def test_stages_have_about_equally_many_parameters() -> None:
     sizes = [1, 9, 9, 9, 9, 1]
 
     assert balanced_starts(sizes, [1, 2, 3, 4, 5], count=2) == [3]
@@ -133,7 +133,7 @@ def test_stages_have_about_as_many_parameters() -> None:
     assert balanced_starts(sizes, [3], count=3) is None
 
 
-def test_the_user_says_where_to_cut() -> None:
+def test_the_user_may_set_the_cuts() -> None:
     parts = parts_of(make_model("layers"), 2, ["1.2"])
 
     assert {name.split(".")[0] for name in held(parts[1])} == {"1", "2", "3"}
@@ -156,7 +156,7 @@ def test_the_user_says_where_to_cut() -> None:
         ),
     ],
 )
-def test_what_cannot_be_cut_is_refused_with_the_reason(model: nn.Module, words: str) -> None:
+def test_models_that_cannot_be_split_are_refused_with_the_reason(model: nn.Module, words: str) -> None:
     was_training = model.training
 
     with pytest.raises(InvalidTraining) as refusal:
@@ -173,7 +173,7 @@ def test_cuts_that_do_not_exist_are_refused(cuts: list[str]) -> None:
         partition_model(make_model("layers"), count=2, cuts=cuts)
 
 
-def test_an_input_with_a_default_is_not_taken() -> None:
+def test_an_input_with_a_default_is_refused() -> None:
     first, _ = parts_of(Optional(), 2)
 
     assert isinstance(first.forward, StageRunner)
@@ -181,15 +181,15 @@ def test_an_input_with_a_default_is_not_taken() -> None:
         first((torch.ones(2, 4), torch.ones(2, 4)), ())
 
 
-def test_values_are_taken_apart_and_put_together() -> None:
+def test_values_are_flattened_and_restored() -> None:
     value = [torch.ones(2, requires_grad=True), (3, None, {"a": torch.tensor([True])}), torch.float32, CPU]
     tensors: list[Tensor] = []
 
     described = describe(value, tensors)
-    room = empty_tensors(described, CPU)
+    buffers = empty_tensors(described, CPU)
     again = assemble(described, iter(tensors), CPU)
 
-    assert [(t.dtype, t.shape, t.requires_grad) for t in room] == [
+    assert [(t.dtype, t.shape, t.requires_grad) for t in buffers] == [
         (torch.float32, (2,), True),
         (torch.bool, (1,), False),
     ]
@@ -198,9 +198,7 @@ def test_values_are_taken_apart_and_put_together() -> None:
 
 
 @pytest.mark.parametrize(("parts", "later_stages"), [(1, 3), (4, 0), (4, 1), (8, 3)])
-def test_no_more_micro_batches_are_under_way_than_there_are_stages_to_come(
-    parts: int, later_stages: int
-) -> None:
+def test_in_flight_micro_batches_are_bounded_by_the_remaining_stages(parts: int, later_stages: int) -> None:
     done = list(schedule_1f1b(parts, later_stages=later_stages))
 
     for kind in ("forward", "backward"):

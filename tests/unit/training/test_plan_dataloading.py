@@ -23,7 +23,7 @@ from falaj.training.runtime.planning.trials import SampledSource, TrialOutcome, 
 
 
 class Slow:
-    """A sample takes a while, as a picture that must be decoded does."""
+    """Samples that take a while, like a picture that must be decoded."""
 
     def __init__(self, pause_s: float = 0.0, *, name: bool = False) -> None:
         self._pause_s, self._name = pause_s, name
@@ -43,7 +43,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(start_method, "reason_not_to_fork", lambda: None)
     monkeypatch.setattr(dataloading_search, "cores_per_rank", lambda: 8)
     for timing, name in ((dataloading_search, "TIMED_S"), (trials, "TIMED_S"), (trials, "CURVE_S")):
-        monkeypatch.setattr(timing, name, 0.05)  # what is found is not judged here
+        monkeypatch.setattr(timing, name, 0.05)  # the result is not judged here
 
 
 def found(rate: Callable[[Plan], float], **options: Any) -> SearchResult:
@@ -54,7 +54,7 @@ def found(rate: Callable[[Plan], float], **options: Any) -> SearchResult:
     return search_dataloading(DatasetSource(Slow()), Plan(fused=True), try_out, **given)
 
 
-def test_more_workers_are_tried_while_that_is_faster() -> None:
+def test_more_workers_are_tried_while_they_speed_up_reading() -> None:
     result = found(lambda plan: 100.0 * min(plan.workers or 0.5, 3))
 
     assert [each.plan.workers for each in result.tried] == [0, 1, 2, 4, 8, 4]
@@ -62,13 +62,13 @@ def test_more_workers_are_tried_while_that_is_faster() -> None:
     assert "fp32, fused, 4 workers" in format_outcomes(result)
 
 
-def test_reading_farther_ahead_is_tried_with_the_best_number() -> None:
+def test_deeper_prefetching_is_tried_with_the_best_worker_count() -> None:
     result = found(lambda plan: 100.0 * bool(plan.workers) * (plan.prefetch or 2) + 1)
 
     assert result.plan == Plan(fused=True, workers=1, prefetch=4)
 
 
-def test_workers_that_do_not_pay_are_not_started() -> None:
+def test_workers_that_do_not_speed_up_reading_are_not_started() -> None:
     result = found(lambda plan: 100.0 - (plan.workers or 0))
 
     assert result.plan == Plan(fused=True, workers=0)
@@ -91,7 +91,9 @@ def test_when_the_time_is_up_the_rest_is_named() -> None:
     assert result.tried[1].rejection == "not tried: out of time"
 
 
-def test_a_dataset_that_no_process_can_have_is_read_here(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dataset_that_cannot_be_pickled_is_read_in_the_main_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(
         dataloading_search,
         "choose_start_method",
@@ -104,7 +106,7 @@ def test_a_dataset_that_no_process_can_have_is_read_here(monkeypatch: pytest.Mon
     assert "threads, and no pickle" in format_outcomes(result)
 
 
-def test_sending_a_batch_without_locked_pages_is_tried_on_a_gpu_where_there_is_one_to_send() -> None:
+def test_unpinned_transfers_are_tried_on_a_gpu_when_batches_are_copied() -> None:
     space = SearchSpace(on_gpu=True, start=Plan(), fixed={}, batch_size=32, copies_batches=True)
 
     def tried(space: SearchSpace) -> list[Plan]:
@@ -122,7 +124,7 @@ def test_sending_a_batch_without_locked_pages_is_tried_on_a_gpu_where_there_is_o
 # --------------------------------------------------------------------------------- on a real dataset
 
 
-def test_a_few_samples_stand_for_the_dataset_while_computing_is_compared() -> None:
+def test_compute_trials_use_a_sample_of_the_dataset() -> None:
     source, seconds = sample_items(DatasetSource(Slow(0.02)))
 
     assert isinstance(source, SampledSource)
@@ -141,7 +143,7 @@ def train(**options: Any) -> FitResult:
 
 @pytest.fixture
 def tried(monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
-    """Trials of reading that find two workers to be the best; the plans that were tried."""
+    """Replace trials so that two workers are best; return the plans that were tried."""
     plans: list[Plan] = []
 
     def rate(_: DataloadingTrials, plan: Plan) -> TrialOutcome:
@@ -152,20 +154,22 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
     return plans
 
 
-def test_the_search_chooses_workers_says_so_and_keeps_it(
+@pytest.mark.slow
+def test_the_search_chooses_workers_reports_them_and_caches_the_plan(
     tried: list[Plan], capsys: pytest.CaptureFixture[str]
 ) -> None:
     first = train(tune_seconds=600.0, compile=False)
-    said, count = capsys.readouterr().out, len(tried)
+    output, count = capsys.readouterr().out, len(tried)
     second = train(tune_seconds=600.0, compile=False)
 
     assert first.plan.workers == second.plan.workers == 2
-    assert "data loading:" in said
-    assert "2 workers" in said
+    assert "data loading:" in output
+    assert "2 workers" in output
     assert 0 < count == len(tried)
     assert first.losses == second.losses
 
 
+@pytest.mark.slow
 def test_workers_that_were_given_are_not_searched(tried: list[Plan]) -> None:
     result = train(tune_seconds=600.0, workers=1, compile=False)
 
@@ -177,10 +181,10 @@ def test_workers_that_were_given_are_not_searched(tried: list[Plan]) -> None:
 def test_trials_read_the_dataset_itself_with_real_workers(capsys: pytest.CaptureFixture[str]) -> None:
     result = train(tune_seconds=600.0, compile=False)
 
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     assert result.plan.workers is not None
-    assert "data loading:" in said
-    assert "1 workers" in said
+    assert "data loading:" in output
+    assert "1 workers" in output
 
 
 def test_a_dataset_that_fails_in_a_trial_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,7 +29,7 @@ def key(model: nn.Module) -> str | None:
 
 
 class Holding(nn.Module):
-    """A model that has something, which it uses."""
+    """A model with an attribute that it uses."""
 
     def __init__(self, held: object) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ def through_a_global(out: Tensor, target: Tensor) -> Tensor:
         "type",
     ],
 )
-def test_models_are_told_apart_by_what_they_hold(one: object, other: object) -> None:
+def test_models_are_distinguished_by_their_state(one: object, other: object) -> None:
     assert key(Holding(one)) is not None
     assert key(Holding(one)) == key(Holding(one))
     assert key(Holding(one)) != key(Holding(other))
@@ -101,7 +101,7 @@ def test_models_are_told_apart_by_what_they_hold(one: object, other: object) -> 
     ],
     ids=["partial", "partial of closures", "closure", "tensor", "object", "method", "weights"],
 )
-def test_losses_are_told_apart_by_what_they_hold(one: Any, other: Any) -> None:
+def test_losses_are_distinguished_by_their_state(one: Any, other: Any) -> None:
     assert loss_fingerprint(one) == loss_fingerprint(one)
     assert loss_fingerprint(one) != loss_fingerprint(other)
 
@@ -146,7 +146,7 @@ def test_values_that_training_changes_do_not_belong_to_the_model() -> None:
     assert key(nn.TransformerEncoderLayer(8, 2)) == key(nn.TransformerEncoderLayer(8, 2))
 
 
-def test_what_cannot_be_told_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_without_a_fingerprint_are_not_cached(monkeypatch: pytest.MonkeyPatch) -> None:
     assert key(Holding(threading.Lock())) is None
     assert key(Holding(torch.Generator())) is None
     monkeypatch.setattr(fingerprint, "MAX_VALUES", 1000)
@@ -160,7 +160,7 @@ def test_what_cannot_be_told_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> Non
         fingerprint_of(deep)
 
 
-def test_what_refers_to_itself_comes_to_an_end() -> None:
+def test_self_references_have_a_fingerprint() -> None:
     ring: list[Any] = [1]
     ring.append(ring)
 
@@ -168,7 +168,7 @@ def test_what_refers_to_itself_comes_to_an_end() -> None:
 
 
 @pytest.mark.slow
-def test_another_process_tells_the_same() -> None:
+def test_fingerprints_are_equal_across_processes() -> None:
     script = (
         "import torch; from functools import partial; from torch import nn\n"
         "from falaj.training.runtime.planning.fingerprint import fingerprint_of\n"

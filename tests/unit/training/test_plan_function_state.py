@@ -46,7 +46,7 @@ def searched(model: nn.Module, loss: Any = mse, **options: Any) -> fj.FitResult:
     return fj.fit(model, loss, rows(), **given)
 
 
-# --------------------------------------------------------------------------------- what cannot be searched
+# -------------------------------------------------------------------------- models that cannot be searched
 
 
 def groups_of(model: nn.Sequential) -> list[dict[str, Any]]:
@@ -67,10 +67,10 @@ def test_an_optimizer_over_the_model_that_it_sees_is_tried_over_the_copy(
 
     result = searched(model, optimizer=optimizer)
 
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     assert result.step == 12
-    assert "chosen" in said
-    assert "InvalidTraining" not in said
+    assert "chosen" in output
+    assert "InvalidTraining" not in output
     assert model_here is model
 
 
@@ -82,7 +82,7 @@ class Locked(nn.Linear):
 
 def with_a_history() -> nn.Module:
     layer = nn.Linear(4, 1)
-    layer.seen = layer.weight * 2  # what old weight_norm leaves in a layer: no leaf, so it cannot be copied
+    layer.seen = layer.weight * 2  # old weight_norm leaves a tensor that is not a leaf, and cannot be copied
     return layer
 
 
@@ -99,7 +99,7 @@ class Elsewhere:
 @pytest.mark.parametrize(
     "make", [Locked, with_a_history, lambda: nn.Linear(4, 1)], ids=["lock", "view", "opt"]
 )
-def test_where_no_plan_can_be_looked_for_the_run_goes_on_with_the_plain_one(
+def test_a_run_continues_with_the_plain_plan_when_the_search_is_impossible(
     make: Any, steps: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = make()
@@ -169,9 +169,7 @@ def count() -> None:
     ],
     ids=["module", "method", "partial", "closure", "global"],
 )
-def test_a_loss_with_a_memory_begins_as_it_would_without_a_search(
-    make: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stateful_loss_is_not_affected_by_the_search(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(globals(), "calls", 0)
     straight = searched(make_model(), make(), tune="off", tune_seconds=None).losses
     monkeypatch.setitem(globals(), "calls", 0)
@@ -206,7 +204,7 @@ def drawn() -> list[float]:
     return [float(torch.rand(())), random.random(), float(numpy.random.rand())]
 
 
-def test_random_numbers_stand_where_they_stood_after_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_state_is_restored_after_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
     def first_draws(**options: Any) -> tuple[list[float], list[float]]:
         model = make_model()
         torch.manual_seed(1)
@@ -224,7 +222,7 @@ def test_random_numbers_stand_where_they_stood_after_a_search(monkeypatch: pytes
 
 
 class Picky(nn.Module):
-    """What one of the candidates does to it costs that candidate only."""
+    """Fails under one of the candidates only."""
 
     def __init__(self, do: Any) -> None:
         super().__init__()
@@ -253,7 +251,7 @@ def test_a_candidate_that_crashes_or_hangs_on_a_cpu_is_discarded(
     monkeypatch.setattr(selection, "fast_half_precision", lambda _: "bf16")
     monkeypatch.setattr(trials, "TIMED_S", 0.01)
 
-    result = searched(Picky(do), tune_seconds=600.0, steps=5)
+    result = searched(Picky(do), tune_seconds=240.0, steps=5)
 
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("bf16")]
     assert why in line

@@ -18,9 +18,9 @@ from falaj.training.runtime.errors import InvalidTraining, OutOfMemory
 from falaj.training.runtime.fit import FitResult, fit
 from falaj.training.runtime.options import FitOptions
 from falaj.training.runtime.parallel.process_group import ProcessGroup
-from falaj.training.runtime.planning import selection
+from falaj.training.runtime.planning import selection, trial_process
 from falaj.training.runtime.planning.plan import Plan
-from falaj.training.runtime.planning.search import SubprocessTrials
+from falaj.training.runtime.planning.search import RehearsedTrials, SubprocessTrials
 from falaj.training.runtime.planning.trials import TrialOutcome, TrialRunner
 from hung_trials import expire_hung_trials, hang_and_expire
 
@@ -59,6 +59,7 @@ def in_bf16() -> bool:
 # ----------------------------------------------------------------------------------------- one trial
 
 
+@pytest.mark.slow
 def test_a_trial_measures_and_leaves_the_model_alone() -> None:
     model = make_model()
     before = [p.detach().clone() for p in model.parameters()]
@@ -73,6 +74,7 @@ def test_a_trial_measures_and_leaves_the_model_alone() -> None:
     assert all(p.grad is None for p in model.parameters())
 
 
+@pytest.mark.slow
 def test_an_optimizer_that_the_caller_made_is_tried_as_a_copy() -> None:
     model = make_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -87,6 +89,7 @@ def test_an_optimizer_that_the_caller_made_is_tried_as_a_copy() -> None:
     assert all(torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True))
 
 
+@pytest.mark.slow
 def test_a_candidate_that_computes_something_else_is_discarded() -> None:
     def wrong(out: Tensor, target: Tensor) -> Tensor:
         return mse(out, target) * (3 if in_bf16() else 1)
@@ -157,6 +160,8 @@ def in_child(loss: Any, *plans: Plan) -> list[TrialOutcome]:
         trials.end()
 
 
+@pytest.mark.slow
+@pytest.mark.forks_autograd
 def test_a_candidate_that_crashes_costs_only_itself() -> None:
     def deadly(out: Tensor, target: Tensor) -> Tensor:
         if in_bf16():
@@ -170,6 +175,7 @@ def test_a_candidate_that_crashes_costs_only_itself() -> None:
     assert after.samples_per_second > 0
 
 
+@pytest.mark.forks_autograd
 def test_a_candidate_that_hangs_is_ended_when_its_time_is_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -186,7 +192,21 @@ def test_a_candidate_that_hangs_is_ended_when_its_time_is_up(
     assert after.rejection is None
 
 
-def test_the_child_says_the_same_as_this_process() -> None:
+@pytest.mark.slow
+def test_plans_are_tried_without_a_rehearsal_where_children_cannot_train(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(trial_process, "_readiness", lambda _: "no threads for gradients after a fork")
+    trials = RehearsedTrials(harness(), plain=Plan(), alive=lambda: True)
+
+    outcome = trials(Plan(precision="bf16"), 60)
+
+    assert outcome.rejection is None
+
+
+@pytest.mark.slow
+@pytest.mark.forks_autograd
+def test_the_trial_process_measures_the_same_as_this_one() -> None:
     torch.set_num_threads(1)
     (there,) = in_child(mse, Plan(precision="bf16"))
     here = harness().try_out(Plan(precision="bf16"))
@@ -204,7 +224,7 @@ def short_fit(**options: Any) -> FitResult:
 
 @pytest.fixture
 def found(monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
-    """Trials that find fused updates to be fast, and nothing else; the plans that were tried."""
+    """Replace trials so that only fused updates are fast; return the plans that were tried."""
     tried: list[Plan] = []
 
     def try_out(_: TrialRunner, plan: Plan) -> TrialOutcome:
@@ -215,7 +235,7 @@ def found(monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
     return tried
 
 
-def test_the_search_is_said_kept_as_parameters_and_skipped_next_time(
+def test_the_search_is_reported_logged_as_parameters_and_skipped_next_time(
     tmp_path: Path, found: list[Plan], capsys: pytest.CaptureFixture[str]
 ) -> None:
     first = short_fit(run=tmp_path / "one", tune_seconds=100.0)
@@ -231,18 +251,19 @@ def test_the_search_is_said_kept_as_parameters_and_skipped_next_time(
     assert '"plan": "fp32, fused"' in (tmp_path / "two" / "params.json").read_text()
 
 
-def test_off_does_nothing(found: list[Plan]) -> None:
+def test_tune_off_searches_nothing(found: list[Plan]) -> None:
     assert short_fit(tune="off").plan == Plan()
     assert found == []
 
 
+@pytest.mark.slow
 def test_a_short_run_is_not_searched(found: list[Plan]) -> None:
     assert short_fit(tune_seconds=None, steps=99).plan == Plan()
-    assert short_fit(tune_seconds=None, steps=2100).plan == Plan()  # many steps, but quick ones
+    assert short_fit(tune_seconds=None, steps=2100).plan == Plan()  # many steps, but short ones
     assert found == []
 
 
-def test_what_is_given_is_kept(found: list[Plan]) -> None:
+def test_given_options_are_kept(found: list[Plan]) -> None:
     result = short_fit(precision="bf16", compile=False, accumulate=2, tune_seconds=100.0)
 
     assert (result.plan.precision, result.plan.compile, result.plan.micro_batches) == ("bf16", "off", 2)
@@ -301,7 +322,7 @@ def test_a_resumed_run_keeps_its_plan_and_batch(tmp_path: Path, found: list[Plan
     assert first.losses + second.losses == straight.losses
 
 
-def test_what_only_a_gpu_can_do_is_left_out_when_the_run_goes_on_elsewhere(tmp_path: Path) -> None:
+def test_gpu_only_options_are_dropped_when_the_run_resumes_on_a_cpu(tmp_path: Path) -> None:
     short_fit(tune=Plan(graph=True, fused=True), steps=5, run=tmp_path)
     agent = FolderAgent(tmp_path)
 
@@ -313,7 +334,7 @@ def test_what_only_a_gpu_can_do_is_left_out_when_the_run_goes_on_elsewhere(tmp_p
     assert elsewhere == Plan(fused=True, batch_size=8)
 
 
-def test_memory_that_runs_out_in_training_halves_the_pieces(capsys: pytest.CaptureFixture[str]) -> None:
+def test_out_of_memory_in_training_halves_the_micro_batches(capsys: pytest.CaptureFixture[str]) -> None:
     def large(out: Tensor, target: Tensor) -> Tensor:
         if len(out) > 2:
             raise torch.OutOfMemoryError("no room for it")
@@ -321,14 +342,14 @@ def test_memory_that_runs_out_in_training_halves_the_pieces(capsys: pytest.Captu
 
     result = fit(make_model(), large, rows(), batch_size=8, steps=4, device="cpu")
 
-    said = capsys.readouterr().out
-    assert "step 1: out of memory (no room for it); continuing with 2 micro-batches" in said
-    assert "continuing with 4 micro-batches" in said
+    output = capsys.readouterr().out
+    assert "step 1: out of memory (no room for it); continuing with 2 micro-batches" in output
+    assert "continuing with 4 micro-batches" in output
     expected = fit(make_model(), mse, rows(), batch_size=8, steps=4, device="cpu", accumulate=4)
     assert result.losses == expected.losses
 
 
-def test_memory_for_not_even_one_sample_is_an_error() -> None:
+def test_memory_too_small_for_one_sample_is_an_error() -> None:
     def large(out: Tensor, target: Tensor) -> Tensor:
         raise torch.OutOfMemoryError("no room")
 
@@ -336,7 +357,7 @@ def test_memory_for_not_even_one_sample_is_an_error() -> None:
         fit(make_model(), large, rows(), batch_size=4, steps=1, device="cpu")
 
 
-def test_images_last_and_back_from_a_checkpoint(tmp_path: Path) -> None:
+def test_channels_last_resumes_from_a_checkpoint(tmp_path: Path) -> None:
     images, target = torch.randn(64, 3, 8, 8), torch.randn(64, 1)
     plan = Plan(layout="channels_last", fused=True)
 

@@ -1,4 +1,4 @@
-"""A job makes room for another: it is told once, saves itself, goes back to the queue, and later goes on."""
+"""A preempted job is stopped once, saves a checkpoint, returns to the queue, and resumes later."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LAST = -5
 
 
 def urgent_first(_: Backlog, snapshot: Snapshot) -> tuple[Decision, ...]:
-    """A scheduler for a machine with one place: the highest priority has it, and whoever is there makes room."""
+    """A scheduler for a node with one slot, which the highest priority gets; the running job is preempted."""
     waiting = sorted(snapshot.pending, key=lambda each: (not each.claim, -each.priority, each.job))
     if not waiting:
         return ()
@@ -40,7 +40,7 @@ def urgent_first(_: Backlog, snapshot: Snapshot) -> tuple[Decision, ...]:
 
 @pytest.fixture
 def harness(light_harness: JobHarness, monkeypatch: pytest.MonkeyPatch) -> JobHarness:
-    """One place, and jobs that run until they are stopped; those with a high priority are done at once."""
+    """A harness with one slot, and jobs that run until they are stopped; those with a high priority end at once."""
     monkeypatch.setattr(reconciling, "decide_from", urgent_first)
     light_harness.launcher.program = lambda launch: (
         DONE if launch.environment.get("ENDS") else AttemptState("running")
@@ -56,7 +56,8 @@ def running(harness: JobHarness, job: Job, number: int = 1) -> None:
     eventually(lambda: harness.launcher.state(f"{job.id}/{number}").phase == "running")
 
 
-def test_a_job_makes_room_and_goes_on_afterwards(harness: JobHarness) -> None:
+@pytest.mark.slow
+def test_a_preempted_job_resumes_afterwards(harness: JobHarness) -> None:
     victim, reconciler = harness.submit(priority=LAST), harness.reconciler()
     reconciler.tick()
     running(harness, victim)
@@ -88,7 +89,8 @@ def test_a_job_makes_room_and_goes_on_afterwards(harness: JobHarness) -> None:
     reconciler.stop()
 
 
-def test_one_that_ends_before_it_is_told_is_done(harness: JobHarness) -> None:
+@pytest.mark.slow
+def test_a_job_that_ends_before_the_stop_signal_is_done(harness: JobHarness) -> None:
     victim, reconciler = harness.submit(priority=LAST), harness.reconciler()
     reconciler.tick()
     running(harness, victim)
@@ -103,8 +105,9 @@ def test_one_that_ends_before_it_is_told_is_done(harness: JobHarness) -> None:
     reconciler.stop()
 
 
-def test_one_that_ends_well_after_it_was_told_is_not_taken_for_done(harness: JobHarness) -> None:
-    """It may have saved half of the work, and ended as one does."""
+@pytest.mark.slow
+def test_a_job_that_exits_cleanly_after_the_stop_signal_is_not_done(harness: JobHarness) -> None:
+    """It may have saved half of the work, and exited cleanly."""
     victim, reconciler = harness.submit(priority=LAST), harness.reconciler()
     reconciler.tick()
     running(harness, victim)
@@ -119,12 +122,13 @@ def test_one_that_ends_well_after_it_was_told_is_not_taken_for_done(harness: Job
     reconciler.stop()
 
 
-def test_a_job_that_makes_room_can_be_cancelled_and_is_then_given_less_time(harness: JobHarness) -> None:
+@pytest.mark.slow
+def test_a_job_being_preempted_can_be_cancelled_with_a_shorter_grace(harness: JobHarness) -> None:
     victim, reconciler = harness.submit(priority=LAST, retries=3), harness.reconciler()
     reconciler.tick()
     running(harness, victim)
     harness.submit(env={"ENDS": "1"})
-    harness.launcher.ends_with = None  # it takes its time
+    harness.launcher.ends_with = None  # it stops slowly
     reconciler.tick()
     reconciler.tick()
     eventually(lambda: harness.launcher.graces == [60.0])
@@ -138,6 +142,7 @@ def test_a_job_that_makes_room_can_be_cancelled_and_is_then_given_less_time(harn
     reconciler.stop()
 
 
+@pytest.mark.slow
 def test_the_claim_of_a_job_that_is_cancelled_is_dropped(harness: JobHarness) -> None:
     victim, reconciler = harness.submit(priority=LAST), harness.reconciler()
     reconciler.tick()
@@ -157,7 +162,7 @@ def test_the_claim_of_a_job_that_is_cancelled_is_dropped(harness: JobHarness) ->
 
 
 @pytest.mark.parametrize("ended", ["victim", "urgent"])
-def test_nobody_is_told_to_leave_for_a_job_that_does_not_wait(harness: JobHarness, ended: str) -> None:
+def test_no_job_is_preempted_for_a_job_that_does_not_wait(harness: JobHarness, ended: str) -> None:
     victim, urgent = harness.submit(priority=LAST), harness.submit()
     harness.begin(victim)
     if ended == "victim":
@@ -171,7 +176,7 @@ def test_nobody_is_told_to_leave_for_a_job_that_does_not_wait(harness: JobHarnes
     assert not any(each["leaving"] or each["claim"] for each in harness.platform.rows(jobs))
 
 
-def test_who_leaves_for_whom_is_written_down_for_all_or_for_none(harness: JobHarness) -> None:
+def test_a_preemption_is_recorded_for_all_victims_or_none(harness: JobHarness) -> None:
     there, gone, urgent = (harness.submit() for _ in range(3))
     harness.begin(there)
 
@@ -181,17 +186,18 @@ def test_who_leaves_for_whom_is_written_down_for_all_or_for_none(harness: JobHar
     assert not any(each["leaving"] or each["claim"] for each in harness.platform.rows(jobs))
 
 
-# ------------------------------------------------------------------------------------------ killed anywhere
+# --------------------------------------------------------------------------------------- killed at any step
 
 
 class Parked(threading.Thread):
-    """The thread of an attempt that nothing is asked of: it runs on until the reconciler is gone."""
+    """The thread of an attempt that keeps running until the reconciler is gone."""
 
     def is_alive(self) -> bool:
         return True
 
 
-def test_killed_at_any_step_nobody_leaves_twice_and_nothing_is_lost(
+@pytest.mark.slow
+def test_a_kill_at_any_step_preempts_no_job_twice_and_loses_nothing(
     harness: JobHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def at_once(target: Callable[[], None], **_: Any) -> threading.Thread:
@@ -228,6 +234,6 @@ def test_killed_at_any_step_nobody_leaves_twice_and_nothing_is_lost(
         assert set(harness.launcher.runs.values()) == {1}, step
         step += 1
 
-    told = [entry for entry in harness.platform.entries() if entry["action"] == "jobs.preempt_for"]
-    assert len([entry for entry in told if entry["outcome"] == "done"]) == step
+    recorded = [entry for entry in harness.platform.entries() if entry["action"] == "jobs.preempt_for"]
+    assert len([entry for entry in recorded if entry["outcome"] == "done"]) == step
     assert step > 20, step

@@ -17,7 +17,7 @@ from falaj.training.runtime.planning import nvml
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """One of two processes of torchrun on a machine with one GPU; to form a group, or start CUDA, is a failure."""
+    """One of two torchrun processes with one GPU, where forming a group or starting CUDA fails the test."""
 
     def refuse(*args: Any, **options: Any) -> None:
         raise AssertionError("the processes talk, or CUDA is started")
@@ -62,7 +62,7 @@ def test_gpus_that_are_hidden_do_not_count(machine: pytest.MonkeyPatch) -> None:
         join_process_group(torch.device("cuda:0"))
 
 
-def test_without_torchruns_count_the_number_of_the_gpu_tells(machine: pytest.MonkeyPatch) -> None:
+def test_without_local_world_size_the_device_index_counts(machine: pytest.MonkeyPatch) -> None:
     machine.delenv("LOCAL_WORLD_SIZE")
 
     with pytest.raises(InvalidTraining, match="2 processes, 1 GPU here"):
@@ -70,7 +70,7 @@ def test_without_torchruns_count_the_number_of_the_gpu_tells(machine: pytest.Mon
 
 
 @pytest.mark.parametrize("count", [2, 8])
-def test_a_gpu_for_each_process_is_enough(machine: pytest.MonkeyPatch, count: int) -> None:
+def test_one_gpu_for_each_process_suffices(machine: pytest.MonkeyPatch, count: int) -> None:
     machine.setattr(process_group, "gpu_count", lambda: count)
     machine.setattr(torch.cuda, "set_device", lambda _: None)
 

@@ -48,7 +48,7 @@ def mse(found: Tensor, target: Tensor) -> Tensor:
 
 
 class Slow:
-    """A dataset whose samples take their time."""
+    """A dataset with slow samples."""
 
     def __len__(self) -> int:
         return 64
@@ -65,6 +65,7 @@ def profiled(folder: Path, data: Any = (ROWS, ROWS[:, :1]), **options: Any) -> B
     return found
 
 
+@pytest.mark.slow
 def test_shares_add_up_and_the_trace_has_the_parts_of_each_step(tmp_path: Path) -> None:
     found = profiled(tmp_path / "run")
 
@@ -77,12 +78,10 @@ def test_shares_add_up_and_the_trace_has_the_parts_of_each_step(tmp_path: Path) 
     parts = ("step", "data", "forward", "backward", "optimizer")
     counts = {part: names.count(f"falaj.{part}") for part in parts}
     assert counts.pop("step") == 4
-    assert counts == dict.fromkeys(parts[1:], 5)  # with the step before, under the profiler already
+    assert counts == dict.fromkeys(parts[1:], 5)  # with the step before, which already ran under the profiler
 
 
-def test_slow_samples_make_it_input_bound_and_the_run_says_so(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_slow_samples_are_reported_as_input_bound(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = profiled(tmp_path / "run", Slow(), workers=0)
 
     assert found.bound == "input"
@@ -95,7 +94,7 @@ def test_slow_samples_make_it_input_bound_and_the_run_says_so(
     assert logged["profile/input"] == pytest.approx(found.shares["input"])
 
 
-def test_profile_does_not_change_what_is_learnt(tmp_path: Path) -> None:
+def test_profile_does_not_change_the_losses(tmp_path: Path) -> None:
     losses = []
     for profile in (False, 3):
         torch.manual_seed(0)
@@ -114,7 +113,7 @@ def test_run_that_is_shorter_than_the_profile_is_profiled_to_its_end(tmp_path: P
     assert 1 <= found.steps <= steps
 
 
-def test_evaluations_and_checkpoints_are_no_part_of_a_step(tmp_path: Path) -> None:
+def test_evaluations_and_checkpoints_are_not_part_of_a_step(tmp_path: Path) -> None:
     def look(_: nn.Module) -> float:
         time.sleep(0.1)
         return 0.0
@@ -128,7 +127,7 @@ def test_evaluations_and_checkpoints_are_no_part_of_a_step(tmp_path: Path) -> No
     assert found.overlap["checkpoints"].took > 0
 
 
-def test_nothing_of_it_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_profiler_hooks_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engines: list[Any] = []
     end = profiler.StepProfiler.end
 
@@ -166,7 +165,7 @@ def test_profiler_that_fails_costs_the_profile_and_not_the_run(
     assert "the profile failed (OSError: no space left); training continues" in capsys.readouterr().err
 
 
-def test_run_that_breaks_in_the_middle_of_a_profile_says_what_broke(tmp_path: Path) -> None:
+def test_run_that_fails_during_a_profile_raises_its_own_error(tmp_path: Path) -> None:
     def breaking(found: Tensor, target: Tensor) -> Tensor:
         calls.append(1)
         if len(calls) > 6:
@@ -182,7 +181,7 @@ def test_run_that_breaks_in_the_middle_of_a_profile_says_what_broke(tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_leading_process_tells_what_communication_costs(tmp_path: Path) -> None:
+def test_rank_0_reports_the_cost_of_communication(tmp_path: Path) -> None:
     [port] = free_ports(1)
     shared = {
         "WORLD_SIZE": "2",
@@ -208,15 +207,15 @@ def test_leading_process_tells_what_communication_costs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("given", ["fast", -1, 2.5])
-def test_what_is_no_profile_is_refused(given: Any) -> None:
+def test_invalid_profile_option_is_refused(given: Any) -> None:
     with pytest.raises(InvalidTraining, match="profile"):
         fit(nn.Linear(8, 1), mse, (ROWS, ROWS[:, :1]), steps=1, profile=given)
 
 
-@pytest.mark.skipif(torch.version.cuda is not None, reason="this torch has CUDA")
-def test_nvtx_without_cuda_is_refused_and_by_the_environment_left_out(
+def test_nvtx_without_cuda_is_refused_or_ignored_when_set_by_the_environment(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(torch.version, "cuda", None)
     with pytest.raises(InvalidTraining, match="built without CUDA"):
         fit(nn.Linear(8, 1), mse, (ROWS, ROWS[:, :1]), steps=1, profile="nvtx")
 

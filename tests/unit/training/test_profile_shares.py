@@ -32,7 +32,7 @@ def gpu_step(
     copy: tuple[float, float] | None = None,
     end: float = 10.0,
 ) -> list[TraceEvent]:
-    """A step of `end` seconds: data is waited for until `data`; two kernels, sent at 1 and 2 seconds."""
+    """Return events of a step of `end` seconds: data arrives at `data`; two kernels are launched at 1 and 2 seconds."""
     found = [
         TraceEvent("falaj.step", "range", 0.0, end),
         TraceEvent("falaj.data", "range", 0.0, data),
@@ -51,7 +51,7 @@ def verdict(events: list[TraceEvent], conditions: RunConditions = ALONE, **known
     return diagnose(time_breakdown(events), conditions, **{"cost": None, "peaks": None, **known})
 
 
-def test_kernels_count_for_the_phase_that_sent_them() -> None:
+def test_kernels_count_for_the_phase_that_launched_them() -> None:
     shares = time_breakdown(gpu_step(forward=(1.0, 4.0), backward=(4.0, 10.0)))
 
     assert shares.on_gpu
@@ -83,7 +83,7 @@ def test_gpu_that_waits_for_kernels_is_launch_bound() -> None:
     assert "tune" not in verdict(gpu_step(), RunConditions(Plan(graph=True))).sentence
 
 
-def test_only_communication_that_nothing_runs_beside_is_waited_for() -> None:
+def test_only_communication_without_overlap_counts_as_waiting() -> None:
     hidden = time_breakdown(gpu_step(forward=(0.0, 4.0), backward=(4.0, 10.0), nccl=(5.0, 9.0)))
     shown = time_breakdown(gpu_step(forward=(0.0, 2.0), backward=(2.0, 4.0), nccl=(3.0, 10.0)))
 
@@ -93,7 +93,7 @@ def test_only_communication_that_nothing_runs_beside_is_waited_for() -> None:
     assert shown.communication == Overlap(pytest.approx(7.0), pytest.approx(1.0))
 
 
-def test_exposed_communication_names_the_cheaper_way() -> None:
+def test_exposed_communication_suggests_the_cheaper_layout() -> None:
     events = gpu_step(forward=(0.0, 2.0), backward=(2.0, 4.0), nccl=(3.0, 10.0))
 
     found = verdict(events, RunConditions(Plan(micro_batches=2), processes=4, layout="fsdp 4"))
@@ -111,7 +111,7 @@ def test_copies_beside_kernels_cost_nothing_and_others_are_input() -> None:
     assert found.overlap["copies"] == Overlap(6.0, 1.0)
 
 
-def test_busy_gpu_is_bound_by_the_nearer_roof() -> None:
+def test_busy_gpu_is_bound_by_the_nearer_roofline() -> None:
     busy = gpu_step(forward=(0.0, 5.0), backward=(5.0, 10.0))
     peaks = DevicePeaks(flops=100.0, bandwidth=100.0)
 
@@ -125,7 +125,7 @@ def test_busy_gpu_is_bound_by_the_nearer_roof() -> None:
     assert any("bf16" in each for each in moving.advice)
 
 
-def test_what_a_graph_replays_is_computing_though_no_phase_sent_it() -> None:
+def test_kernels_of_a_replayed_graph_count_as_compute() -> None:
     events = [
         TraceEvent("falaj.step", "range", 0.0, 10.0),
         TraceEvent("cudaGraphLaunch", "launch", 0.1, 0.2, 1),
@@ -194,12 +194,12 @@ def test_rows_of_a_trace_become_events() -> None:
     assert found[1].correlation == found[-1].correlation == 7
 
 
-def test_events_without_a_step_say_so() -> None:
+def test_events_without_a_step_are_reported() -> None:
     with pytest.raises(ValueError, match="no step"):
         time_breakdown([TraceEvent("gemm", "kernel", 0.0, 1.0)])
 
 
-def test_sets_of_moments() -> None:
+def test_interval_sets() -> None:
     one, other = union([(5, 7), (0, 2), (1, 3)]), union([(2, 6)])
 
     assert one == [(0, 3), (5, 7)]
@@ -220,12 +220,12 @@ def test_sets_of_moments() -> None:
         ("NVIDIA GeForce RTX 4090", 165),
     ],
 )
-def test_cards_are_known_by_the_drivers_names(name: str, tera: float) -> None:
+def test_gpus_are_found_by_driver_name(name: str, tera: float) -> None:
     found = gpu_peaks(name, "bf16")
 
     assert found is not None
     assert found.flops == tera * 1e12
 
 
-def test_card_that_nobody_knows_has_no_peaks_in_the_table() -> None:
+def test_unknown_gpu_has_no_peaks_in_the_table() -> None:
     assert gpu_peaks("NVIDIA L400 Something", "bf16") is None

@@ -18,14 +18,14 @@ from falaj.control.jobs import staging
 from falaj.control.jobs.context import ControllerContext
 from falaj.control.jobs.reconciler import Backoff, JobReconciler
 from falaj.errors import Conflict, InvalidInput
-from falaj.ports.launcher import AttemptState
+from falaj.ports.launcher import AttemptState, fence_wait_s
 from falaj.records.scheduling.snapshot import Decision, Snapshot
 from falaj.records.training.jobs import Job, JobState
 from falaj.scheduling import Backlog
 from falaj.training import code_archive, store
 from falaj.training.queue import LONGEST_PAUSE_S
 from falaj.training.tables import attempts
-from job_harness import DONE, FAILED, NODE, JobHarness
+from job_harness import DONE, FAILED, NODE, FakeLauncher, JobHarness
 from polling import eventually
 
 HOUR = timedelta(hours=1)
@@ -33,7 +33,7 @@ HOUR = timedelta(hours=1)
 
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Attempts live in the reconciler's own thread."""
+    """Attempts run in the reconciler's own thread."""
 
     def run(target: Callable[[], None], **_: Any) -> threading.Thread:
         target()
@@ -46,7 +46,8 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 # -------------------------------------------------------------------------------------------- lost nodes
 
 
-def test_a_job_on_a_lost_node_goes_back_to_the_queue_and_on_elsewhere(
+@pytest.mark.slow
+def test_a_job_on_a_lost_node_is_requeued_and_resumes_elsewhere(
     light_harness: JobHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reconciling, "LOST_AFTER_S", 0.0)
@@ -68,7 +69,47 @@ def test_a_job_on_a_lost_node_goes_back_to_the_queue_and_on_elsewhere(
     assert [row["verdict"] for row in light_harness.platform.rows(attempts)] == ["interrupted", "done"]
 
 
-def test_a_node_that_is_away_for_a_moment_is_not_lost(light_harness: JobHarness) -> None:
+@pytest.mark.slow
+def test_an_attempt_of_another_home_is_given_up_only_when_it_has_certainly_stopped(
+    light_harness: JobHarness,
+) -> None:
+    harness = light_harness
+    harness.launcher.program = lambda _: AttemptState("running")
+    harness.host = replace(harness.host, home="home_a", fence_s=120)
+    job = harness.submit()
+    harness.reconciler().tick()
+    eventually(lambda: harness.launcher.runs == {f"{job.id}/1": 1})
+    here = FakeLauncher()
+    harness.host = replace(harness.host, home="home_b", launcher=here)
+    second = harness.reconciler()
+
+    second.tick()
+    waiting = harness.jobs.show(job.id)
+    second._in_charge_since -= fence_wait_s(120) + 1
+    eventually(lambda: second.tick() or harness.jobs.show(job.id).state is JobState.DONE)
+
+    assert (waiting.state, waiting.attempt) == (JobState.RUNNING, 1)
+    assert "whose controller is gone" in (waiting.reason or "")
+    assert here.runs == {f"{job.id}/2": 1}
+    first = harness.platform.rows(attempts)[0]
+    assert (first["verdict"], first["reason"]) == ("interrupted", "interrupted: node here is lost")
+
+
+@pytest.mark.slow
+def test_an_attempt_that_was_fenced_is_made_again_and_counts_as_no_failure(light_harness: JobHarness) -> None:
+    harness = light_harness
+    ends = iter([AttemptState("ended", signal=15, fenced=True, stopped=False), DONE])
+    harness.launcher.program = lambda _: next(ends)
+    job, reconciler = harness.submit(), harness.reconciler()
+
+    eventually(lambda: reconciler.tick() or harness.jobs.show(job.id).state.ended)
+
+    assert harness.jobs.show(job.id).state is JobState.DONE
+    assert [row["verdict"] for row in harness.platform.rows(attempts)] == ["interrupted", "done"]
+
+
+@pytest.mark.slow
+def test_a_node_that_is_briefly_away_is_not_lost(light_harness: JobHarness) -> None:
     light_harness.launcher.program = lambda _: AttemptState("running")
     job, reconciler = light_harness.submit(), light_harness.reconciler()
     reconciler.tick()
@@ -84,10 +125,11 @@ def test_a_node_that_is_away_for_a_moment_is_not_lost(light_harness: JobHarness)
     reconciler.stop()
 
 
-def test_an_attempt_on_a_node_that_is_not_seen_from_here_is_not_started_here_as_well(
+@pytest.mark.slow
+def test_an_attempt_on_an_unreachable_node_is_not_started_a_second_time(
     light_harness: JobHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As when a controller on another machine takes over: where it was begun, it may run still."""
+    """As when a controller on another node takes over: the attempt may still run where it was started."""
     job = light_harness.begin(light_harness.submit())
     light_harness.machine.node = NODE.model_copy(update={"name": "there"})
     reconciler = light_harness.reconciler()
@@ -110,9 +152,10 @@ def test_an_attempt_on_a_node_that_is_not_seen_from_here_is_not_started_here_as_
     assert [row["verdict"] for row in light_harness.platform.rows(attempts)] == ["interrupted", "done"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("at_once")
-def test_a_job_whose_machine_went_down_goes_on_when_it_is_there_again(light_harness: JobHarness) -> None:
-    """As one on a node that is lost: nothing that the job has done, so it does not count against its retries."""
+def test_a_job_resumes_when_its_node_is_back(light_harness: JobHarness) -> None:
+    """As on a lost node, the job did nothing wrong, so it does not count against its retries."""
     job = light_harness.begin(light_harness.submit(retries=0))
     light_harness.launcher.known[f"{job.id}/1"] = AttemptState("lost", node_restarted=True)
     reconciler = light_harness.reconciler()
@@ -125,16 +168,17 @@ def test_a_job_whose_machine_went_down_goes_on_when_it_is_there_again(light_harn
     assert (second["verdict"], light_harness.jobs.show(job.id).state) == ("done", JobState.DONE)
 
 
-# ----------------------------------------------------------------------------------- ends at the same time
+# ----------------------------------------------------------------------------------------- concurrent ends
 
 
 OWN_END = replace(DONE, stopped=False)
 
 
-def test_one_that_ends_well_before_it_hears_that_it_should_is_done(
+@pytest.mark.slow
+def test_a_job_that_succeeds_before_the_stop_signal_is_done(
     light_harness: JobHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between writing down that it is told and telling it, which takes as long as the database does."""
+    """Between recording the stop and sending it, which takes as long as the database does."""
     light_harness.launcher.program = lambda _: AttemptState("running")
     job, reconciler = light_harness.submit(), light_harness.reconciler()
     reconciler.tick()
@@ -153,7 +197,7 @@ def test_one_that_ends_well_before_it_hears_that_it_should_is_done(
 
 
 @pytest.mark.usefixtures("at_once")
-def test_an_attempt_is_prepared_while_what_is_left_of_the_one_before_is_cleared_up(
+def test_an_attempt_is_prepared_while_the_previous_one_is_cleaned_up(
     light_harness: JobHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = staging.make_traversable
@@ -161,7 +205,7 @@ def test_an_attempt_is_prepared_while_what_is_left_of_the_one_before_is_cleared_
     def open_to_pass(folder: Path) -> None:
         real(folder)
         monkeypatch.setattr(staging, "make_traversable", real)
-        folder.rmdir()  # by the thread of the attempt before, which finds it empty
+        folder.rmdir()  # by the thread of the previous attempt, which finds it empty
 
     job, reconciler = light_harness.submit(), light_harness.reconciler()
     monkeypatch.setattr(staging, "make_traversable", open_to_pass)
@@ -171,10 +215,11 @@ def test_an_attempt_is_prepared_while_what_is_left_of_the_one_before_is_cleared_
     assert (done.state, done.reason) == (JobState.DONE, None)
 
 
+@pytest.mark.slow
 def test_a_reconciler_without_its_lease_removes_nothing_that_the_next_one_runs(
     light_harness: JobHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was stopped after it had looked what runs, and goes on much later."""
+    """It was stopped after it had listed the attempts, and continues much later."""
     light_harness.launcher.program = lambda _: AttemptState("running")
     job, real, next_one = light_harness.submit(), store.running, list[JobReconciler]()
 
@@ -208,8 +253,9 @@ def test_a_reconciler_without_its_lease_removes_nothing_that_the_next_one_runs(
 # -------------------------------------------------------------------------------------------- refusals
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("at_once")
-def test_an_attempt_that_cannot_be_settled_is_tried_again_less_and_less_often_and_its_job_says_so(
+def test_an_attempt_that_cannot_be_settled_is_retried_with_backoff_and_its_job_reports_it(
     light_harness: JobHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tried = []
@@ -234,8 +280,9 @@ def test_an_attempt_that_cannot_be_settled_is_tried_again_less_and_less_often_an
     assert light_harness.launcher.runs == {f"{job.id}/1": 1}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("at_once")
-def test_a_job_that_cannot_be_begun_says_so_and_holds_nobody_up(
+def test_a_job_that_cannot_start_reports_it_and_blocks_no_other(
     light_harness: JobHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = light_harness.jobs._accounts.begin
@@ -260,8 +307,9 @@ def test_a_job_that_cannot_be_begun_says_so_and_holds_nobody_up(
     assert waiting.reason == "it could not be started, and is tried again in 60 s: there is no price for it"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("at_once")
-def test_the_only_job_that_waits_is_tried_again_however_long_it_rests(
+def test_the_only_waiting_job_is_retried_after_its_backoff(
     light_harness: JobHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real, refusals = light_harness.jobs._accounts.begin, iter(range(4))
@@ -294,12 +342,13 @@ def test_backoff_grows_to_its_limit() -> None:
     assert backoff.start("a") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("at_once")
 @pytest.mark.parametrize("where", ["opened", "unpacked"])
 def test_a_machine_that_is_short_of_open_files_fails_no_job(
     light_harness: JobHarness, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
-    """Another job may have them, for a while."""
+    """Another job may hold them, for a while."""
     shortage = [OSError(errno.EMFILE, "Too many open files")]
     module, name = {"opened": (staging, "_draft"), "unpacked": (code_archive, "_write")}[where]
     real = getattr(module, name)
@@ -321,9 +370,10 @@ def test_a_machine_that_is_short_of_open_files_fails_no_job(
 # ------------------------------------------------------------------------------------------ clocks that jump
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("at_once")
 @pytest.mark.parametrize("jump", [HOUR, -HOUR])
-def test_a_clock_that_jumps_while_a_job_pauses_does_not_hold_it_up(
+def test_a_clock_jump_during_a_backoff_does_not_delay_the_job(
     light_harness: JobHarness, jump: timedelta
 ) -> None:
     outcomes = iter([FAILED, DONE])
@@ -341,7 +391,7 @@ def test_a_clock_that_jumps_while_a_job_pauses_does_not_hold_it_up(
     assert light_harness.launcher.runs == {f"{job.id}/1": 1, f"{job.id}/2": 1}
 
 
-def test_a_clock_that_is_put_back_a_little_lengthens_a_pause_by_no_more_than_the_longest(
+def test_a_clock_set_back_lengthens_a_backoff_by_at_most_its_limit(
     light_harness: JobHarness,
 ) -> None:
     job = light_harness.submit(retries=1)
@@ -356,10 +406,9 @@ def test_a_clock_that_is_put_back_a_little_lengthens_a_pause_by_no_more_than_the
     assert due - clock() <= timedelta(seconds=LONGEST_PAUSE_S)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jump", [HOUR, -HOUR])
-def test_a_clock_that_jumps_while_a_job_runs_loses_nothing(
-    light_harness: JobHarness, jump: timedelta
-) -> None:
+def test_a_clock_jump_while_a_job_runs_loses_nothing(light_harness: JobHarness, jump: timedelta) -> None:
     light_harness.launcher.program = lambda _: AttemptState("running")
     job, waiting = light_harness.submit(cpus=3, timeout="PT10M"), light_harness.submit(cpus=3)
     reconciler = light_harness.reconciler()
@@ -391,7 +440,7 @@ def test_a_clock_that_jumps_while_a_job_runs_loses_nothing(
 
 @pytest.fixture
 def decided(light_harness: JobHarness, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many jobs waited at each decision."""
+    """The number of waiting jobs at each decision."""
     seen: list[int] = []
     real = reconciling.decide_from
 
@@ -404,9 +453,8 @@ def decided(light_harness: JobHarness, monkeypatch: pytest.MonkeyPatch) -> list[
     return seen
 
 
-def test_a_queue_in_which_nothing_happens_is_not_decided_about(
-    light_harness: JobHarness, decided: list[int]
-) -> None:
+@pytest.mark.slow
+def test_an_unchanged_queue_is_not_scheduled_again(light_harness: JobHarness, decided: list[int]) -> None:
     first, reconciler = light_harness.submit(cpus=4), light_harness.reconciler()
     reconciler.tick()
     light_harness.submit(cpus=4)
@@ -428,6 +476,7 @@ def test_a_queue_in_which_nothing_happens_is_not_decided_about(
     reconciler.stop()
 
 
+@pytest.mark.slow
 def test_new_nodes_and_passing_time_trigger_a_decision(
     light_harness: JobHarness, decided: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -448,7 +497,7 @@ def test_new_nodes_and_passing_time_trigger_a_decision(
     reconciler.stop()
 
 
-def test_what_a_job_asks_for_is_parsed_once(
+def test_the_request_of_a_job_is_parsed_once(
     light_harness: JobHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = light_harness.submit(cpus=2, queue="default", group="a")

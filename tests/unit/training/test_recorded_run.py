@@ -19,9 +19,10 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FALAJ_CACHE", str(tmp_path / "cache"))
 
 
-def train(directory: Path, agent: Path, monkeypatch: pytest.MonkeyPatch) -> FitResult:
+def train(directory: Path, agent: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> FitResult:
     """Run the job's script with the environment variables of a job."""
-    monkeypatch.setenv("FALAJ_AGENT", str(agent))
+    for name, value in agent.items():
+        monkeypatch.setenv(name, value)
     monkeypatch.setenv("FALAJ_OUTPUTS", str(directory / "outputs"))
     rows = torch.randn(64, 3)
     return fit(
@@ -36,7 +37,10 @@ def train(directory: Path, agent: Path, monkeypatch: pytest.MonkeyPatch) -> FitR
     )
 
 
-def test_fit_in_a_job_is_told_in_full(light_harness: JobHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.slow
+def test_fit_in_a_job_is_recorded_completely(
+    light_harness: JobHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     harness = light_harness
     harness.launcher.program = lambda _: AttemptState("running")
     rows = harness.platform.blobs.upload(iter([b"rows"]))
@@ -46,7 +50,7 @@ def test_fit_in_a_job_is_told_in_full(light_harness: JobHarness, monkeypatch: py
     folder = harness.host.folder / job.id
     eventually((folder / "1.agent" / "agent.sock").exists)
 
-    result = train(folder / "1", folder / "1.agent" / "agent.sock", monkeypatch)
+    result = train(folder / "1", harness.agent_variables(job), monkeypatch)
     harness.launcher.known[f"{job.id}/1"] = DONE
 
     def has_ended() -> bool:
@@ -60,13 +64,13 @@ def test_fit_in_a_job_is_told_in_full(light_harness: JobHarness, monkeypatch: py
     assert last["loss"] == (16, pytest.approx(result.losses[-1]))
     assert last["samples_per_second"] == (16, pytest.approx(result.samples_per_second))
     assert {"goodput", "step_time", "profile/input"} <= last.keys()
-    told = {each.key: each.value for each in run.params}
-    assert (told["plan"], told["batch_size"], told["epochs"]) == ("fp32", "8", "2")
-    assert (told["data.samples"], told["model.parameters"]) == ("64", "4")
-    assert told["job.input.rows"] == rows.id
-    assert told["hardware.cores"].isdecimal()
-    assert told["profile"] == (result.profile and result.profile.sentence)
-    assert told["ledger.16"] == result.ledger
+    logged = {each.key: each.value for each in run.params}
+    assert (logged["plan"], logged["batch_size"], logged["epochs"]) == ("fp32", "8", "2")
+    assert (logged["data.samples"], logged["model.parameters"]) == ("64", "4")
+    assert logged["job.input.rows"] == rows.id
+    assert logged["hardware.cores"].isdecimal()
+    assert logged["profile"] == (result.profile and result.profile.sentence)
+    assert logged["ledger.16"] == result.ledger
     kept = [artifact.path for artifact in run.artifacts]
     assert any(path.endswith(".pt.trace.json") for path in kept)
     assert any(path.startswith("tensorboard/events.out.tfevents.") for path in kept)

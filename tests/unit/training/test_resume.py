@@ -28,11 +28,12 @@ DEATHS = 3
 # ------------------------------------------------------------------------------------------- kill -9
 
 
+@pytest.mark.slow
 def test_a_run_killed_at_random_moments_gives_the_same_losses(tmp_path: Path) -> None:
     first = random.randrange(10**9)
     print(f"moments drawn from {first}")  # shown when the test fails
-    dice = random.Random(first)
-    deaths = [(dice.randint(2, 15), dice.uniform(0, 0.01)) for _ in range(DEATHS)]
+    rng = random.Random(first)
+    deaths = [(rng.randint(2, 15), rng.uniform(0, 0.01)) for _ in range(DEATHS)]
 
     straight = spawn(tmp_path / "straight", [(0, 0)])
     killed = spawn(tmp_path / "killed", [*deaths, (0, 0)])
@@ -60,7 +61,7 @@ def losses(folder: Path) -> dict[tuple[int, str], float]:
     found: dict[tuple[int, str], float] = {}
     for metric in read_metrics(folder):
         if metric.name not in ("loss", "evaluation"):
-            continue  # figures of speed
+            continue  # throughput figures
         assert found.setdefault((metric.step, metric.name), metric.value) == metric.value
     assert {step for step, name in found if name == "loss"} == set(range(1, STEPS + 1))
     return found
@@ -91,7 +92,7 @@ def short_fit(run: Path | FolderAgent, *, model: nn.Module | None = None, **chan
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
-def test_more_steps_go_on_where_the_first_ones_ended(tmp_path: Path, precision: str) -> None:
+def test_more_steps_continue_where_the_first_ended(tmp_path: Path, precision: str) -> None:
     straight = short_fit(tmp_path / "straight", precision=precision)
 
     first = short_fit(tmp_path / "parts", steps=5, precision=precision)
@@ -102,8 +103,8 @@ def test_more_steps_go_on_where_the_first_ones_ended(tmp_path: Path, precision: 
     assert second.ledger == straight.ledger
 
 
-class Particular(optim.Optimizer):
-    """Keeps a copy of its own of each parameter, more precise than it, and counts in its groups."""
+class StatefulOptimizer(optim.Optimizer):
+    """Keeps its own, more precise copy of each parameter, and counters in its groups."""
 
     def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
         super().__init__(parameters, {"lr": 0.05})
@@ -120,7 +121,7 @@ class Particular(optim.Optimizer):
                 parameter.copy_(state["precise"])
 
 
-def test_an_optimizer_goes_on_with_types_and_counts_of_its_own(tmp_path: Path) -> None:
+def test_an_optimizer_resumes_with_its_own_types_and_counters(tmp_path: Path) -> None:
     def train(run: Path | None, steps: int, seed: int = 0) -> tuple[list[float], optim.Optimizer]:
         made: list[optim.Optimizer] = []
         data = tuple(each.bfloat16() for each in rows())
@@ -133,7 +134,7 @@ def test_an_optimizer_goes_on_with_types_and_counts_of_its_own(tmp_path: Path) -
             device="cpu",
             tune="off",
             run=run,
-            optimizer=lambda parameters: made.append(Particular(parameters)) or made[0],  # type: ignore[func-returns-value]
+            optimizer=lambda parameters: made.append(StatefulOptimizer(parameters)) or made[0],  # type: ignore[func-returns-value]
         )
         return result.losses, made[0]
 
@@ -149,7 +150,7 @@ def test_an_optimizer_goes_on_with_types_and_counts_of_its_own(tmp_path: Path) -
     assert kinds == {"precise": torch.float32, "steps": torch.int64}
 
 
-def test_the_learning_rate_is_that_of_the_code_unless_it_was_changed_on_the_way(tmp_path: Path) -> None:
+def test_the_learning_rate_comes_from_the_code_unless_changed_during_training(tmp_path: Path) -> None:
     made: list[optim.Optimizer] = []
 
     def make(lr: float) -> Callable[[Iterable[nn.Parameter]], optim.Optimizer]:
@@ -171,7 +172,9 @@ def test_the_learning_rate_is_that_of_the_code_unless_it_was_changed_on_the_way(
     assert made[-1].param_groups[0]["lr"] == 0.3
 
 
-def test_a_run_that_is_not_wanted_saves_and_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_whose_agent_requests_a_stop_saves_and_stops(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(FolderAgent, "heartbeat", lambda _: False)
 
     result = short_fit(tmp_path)
@@ -183,7 +186,7 @@ def test_a_run_that_is_not_wanted_saves_and_stops(tmp_path: Path, monkeypatch: p
 
 @pytest.mark.parametrize("file", ["part-00000", "manifest.json"])
 @pytest.mark.parametrize("damage", ["cut", "altered", "emptied", "gone", "of another step"])
-def test_a_damaged_newest_checkpoint_is_skipped_with_a_word(
+def test_a_damaged_newest_checkpoint_is_skipped_and_reported(
     tmp_path: Path, damage: str, file: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     straight = short_fit(tmp_path)
@@ -196,7 +199,7 @@ def test_a_damaged_newest_checkpoint_is_skipped_with_a_word(
     assert "skipped the checkpoint of step 12" in capsys.readouterr().err
 
 
-def test_a_run_does_not_begin_anew_when_all_its_checkpoints_are_damaged(tmp_path: Path) -> None:
+def test_a_run_does_not_restart_when_all_its_checkpoints_are_damaged(tmp_path: Path) -> None:
     short_fit(tmp_path)
     for path in (tmp_path / "checkpoints").iterdir():
         harm(path / "part-00000", "altered")
@@ -222,7 +225,7 @@ def harm(path: Path, damage: str) -> None:
         path.write_bytes({"cut": data[:half], "altered": altered, "emptied": b""}[damage])
 
 
-def test_what_a_crash_left_beside_is_not_taken_for_a_checkpoint(tmp_path: Path) -> None:
+def test_leftovers_of_a_crash_are_not_taken_for_a_checkpoint(tmp_path: Path) -> None:
     short_fit(tmp_path, steps=5)
     left = tmp_path / "checkpoints" / f".step-0000000009.{'0' * 32}"
     left.mkdir()
@@ -275,7 +278,7 @@ def test_another_optimizer_is_refused(tmp_path: Path) -> None:
         short_fit(tmp_path, optimizer="sgd")
 
 
-def test_a_change_that_only_rounds_differently_is_said(
+def test_a_change_that_only_affects_rounding_is_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     short_fit(tmp_path, steps=5)

@@ -20,7 +20,7 @@ mse = nn.functional.mse_loss
 
 
 class Drawing(nn.Module):
-    """Leaves out its second layer now and then, by a generator that is not torch's."""
+    """Skips its second layer at random, by a generator that is not torch's."""
 
     def __init__(self, draw: Callable[[], float]) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ def train(model: nn.Module, loss: Any, **options: Any) -> list[float]:
 
 
 @pytest.mark.parametrize("draw", [random.random, np.random.random], ids=["python", "numpy"])
-def test_draws_of_a_model_are_those_of_the_step(tmp_path: Path, draw: Callable[[], float]) -> None:
+def test_random_numbers_of_a_model_depend_on_the_step_only(tmp_path: Path, draw: Callable[[], float]) -> None:
     straight = train(Drawing(draw), mse)
 
     train(Drawing(draw), mse, run=tmp_path, steps=5)
@@ -81,7 +81,7 @@ def test_the_state_of_a_loss_is_in_the_checkpoint(tmp_path: Path) -> None:
     assert train(model(), Centred(), run=tmp_path) == straight[5:]
 
 
-def test_a_loss_whose_parameters_nobody_would_train_is_refused() -> None:
+def test_a_loss_with_untrained_parameters_is_refused() -> None:
     class Weighted(nn.Module):
         def __init__(self) -> None:
             super().__init__()

@@ -30,7 +30,7 @@ class Killed(BaseException):
     """Interrupts a run as abruptly as one process allows."""
 
 
-class Frail(nn.Module):
+class InterruptedModel(nn.Module):
     """Interrupts its run at the `deadly` step of this process, after its last output."""
 
     def __init__(self, deadly: int, last_words: Callable[[], None]) -> None:
@@ -72,7 +72,7 @@ def trained(harness: JobHarness, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
             monkeypatch.setenv("FALAJ_AGENT", str(socket))
             try:
                 return fit(
-                    Frail(dies_at, wait_for_checkpoint),
+                    InterruptedModel(dies_at, wait_for_checkpoint),
                     nn.functional.mse_loss,
                     (ROWS, ROWS.sum(1, keepdim=True)),
                     steps=20,
@@ -119,7 +119,7 @@ def test_new_attempts_moves_and_retries_are_one_chain(harness: JobHarness, train
     assert (ended.run, again.run != job.run) == (job.run, True)
 
 
-def test_the_run_of_a_retry_names_the_one_that_it_goes_on_from(harness: JobHarness, trained: Fit) -> None:
+def test_the_run_of_a_retry_names_the_run_that_it_continues(harness: JobHarness, trained: Fit) -> None:
     job = harness.begin(harness.submit(retries=1))
     trained(job, dies_at=7, kept=4)
     harness.finish(job, "interrupted")
@@ -139,7 +139,7 @@ def test_the_run_of_a_retry_names_the_one_that_it_goes_on_from(harness: JobHarne
     assert {job.run, job.id} <= above
 
 
-def test_a_job_that_is_retried_many_times_recalls_every_run(harness: JobHarness) -> None:
+def test_a_job_retried_many_times_keeps_every_run(harness: JobHarness) -> None:
     job = harness.submit()
     for step in (5, 6, 7):
         harness.platform.runs.log_metrics(job.run, (MetricPoint(key="loss", value=step / 2, step=step),))

@@ -43,7 +43,7 @@ class Pair(NamedTuple):
 
 
 class AllKinds(Rows):
-    """Large and small, of many types, nested, and some that are no tensors."""
+    """Large and small tensors of many types, nested, and values that are not tensors."""
 
     def __getitem__(self, index: int) -> Any:
         large = torch.full((3, WIDTH), float(index)) + torch.randn(3, WIDTH)
@@ -72,7 +72,7 @@ class Ragged(Rows):
 
 
 class OfManyLengths(Rows):
-    """Each batch is longer or shorter than the one before."""
+    """Each batch differs in length from the one before."""
 
     def __getitems__(self, indices: list[int]) -> list[Tensor]:
         length = 1000 * (1 + sum(indices) % 40)
@@ -80,7 +80,7 @@ class OfManyLengths(Rows):
 
 
 @pytest.fixture(autouse=True)
-def nobody_is_left() -> Iterator[None]:
+def no_worker_is_left() -> Iterator[None]:
     yield
     assert multiprocessing.active_children() == []
 
@@ -115,7 +115,7 @@ def mappings() -> int:
 
 
 @pytest.mark.parametrize("cuts", [1, 3])
-def test_batches_of_all_kinds_are_those_that_are_read_without_workers(cuts: int) -> None:
+def test_batches_of_all_types_equal_those_read_without_workers(cuts: int) -> None:
     with closing(workers_over(AllKinds(), count=2, cuts=cuts)) as loader:
         for step in range(1, 13):
             indices = BATCHES.indices(step)
@@ -127,7 +127,7 @@ def test_batches_of_all_kinds_are_those_that_are_read_without_workers(cuts: int)
             assert all(are_the_same(a.batch, b.batch) for a, b in zip(ours, theirs, strict=True))
 
 
-def test_a_batch_that_somebody_keeps_is_never_written_over() -> None:
+def test_a_batch_that_is_still_referenced_is_never_overwritten() -> None:
     kept, inline = [], inline_over(Rows())
     with closing(workers_over(Rows())) as loader:
         for step in range(1, 21):
@@ -140,7 +140,7 @@ def test_a_batch_that_somebody_keeps_is_never_written_over() -> None:
         assert torch.equal(view, part.batch[0][3:])
 
 
-def test_batches_that_nobody_keeps_lie_in_the_same_memory_again() -> None:
+def test_unreferenced_batches_reuse_their_memory() -> None:
     before, places = mappings(), set()
     with closing(workers_over(Rows())) as loader:
         for step in range(1, 31):
@@ -148,13 +148,13 @@ def test_batches_that_nobody_keeps_lie_in_the_same_memory_again() -> None:
             places.add(part.batch[0].data_ptr())
             del part
 
-        assert len(places) <= 4  # one in use, two read ahead, and one that is just given back
+        assert len(places) <= 4  # one in use, two prefetched, and one that was just released
         assert mappings() - before == len(places)
     del loader
     assert mappings() == before
 
 
-def test_batches_of_many_lengths_do_not_gather_memory() -> None:
+def test_batches_of_many_lengths_do_not_accumulate_memory() -> None:
     before = mappings()
     with closing(workers_over(OfManyLengths())) as loader:
         for step in range(1, 61):
@@ -182,7 +182,7 @@ def test_a_step_that_fails_leaves_no_memory_behind(dataset: Rows, error: type[Ex
 
 
 @pytest.mark.parametrize("size_bytes", [MAX_INLINE_BYTES + 1, 100_000, 1 << 20, (1 << 24) + 1, 10**9])
-def test_blocks_are_a_little_larger_than_what_they_hold(size_bytes: int) -> None:
+def test_blocks_are_slightly_larger_than_their_content(size_bytes: int) -> None:
     assert size_bytes <= round_up_size(size_bytes) <= max(2 * MAX_INLINE_BYTES, 1.126 * size_bytes)
     assert round_up_size(round_up_size(size_bytes)) == round_up_size(size_bytes)
 
@@ -202,13 +202,13 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 
 def faults(**environment: str) -> int:
-    """Pages that steps had to ask for, after the first ones."""
+    """Return the page faults of steps, after the first ones."""
     words = [sys.executable, "-c", STEPS_OF_24_MB, allocator.__file__]
     return int(subprocess.run(words, capture_output=True, text=True, env=environment, check=True).stdout)
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc")
-def test_steps_use_the_memory_again_that_the_one_before_has_freed() -> None:
+def test_steps_reuse_memory_freed_by_the_previous_step() -> None:
     assert faults() < 6000
 
 
@@ -216,5 +216,5 @@ def test_steps_use_the_memory_again_that_the_one_before_has_freed() -> None:
 @pytest.mark.parametrize(
     "chosen", [{"MALLOC_TRIM_THRESHOLD_": "131072"}, {"GLIBC_TUNABLES": "glibc.malloc.trim_threshold=131072"}]
 )
-def test_what_somebody_has_chosen_for_the_allocator_stays(chosen: dict[str, str]) -> None:
+def test_allocator_settings_of_the_user_are_kept(chosen: dict[str, str]) -> None:
     assert faults(**chosen) > 20_000  # 6000 pages a step

@@ -44,7 +44,8 @@ def ended(process: subprocess.Popen[str]) -> list[str]:
     return out.split()
 
 
-def test_a_fit_that_is_terminated_saves_itself_ends_and_goes_on_exactly(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_a_terminated_fit_saves_ends_and_resumes_exactly(tmp_path: Path) -> None:
     undisturbed = ended(start(tmp_path / "whole", pause_s=0))
     process = start(tmp_path / "run", pause_s=0.02)
     eventually(lambda: (tmp_path / "run" / "progress.json").exists(), within=60)
@@ -61,7 +62,7 @@ def test_a_fit_that_is_terminated_saves_itself_ends_and_goes_on_exactly(tmp_path
     assert again == [str(saved), "done", undisturbed[-1]]
 
 
-def test_a_handler_of_the_users_own_is_left_alone() -> None:
+def test_a_signal_handler_of_the_user_is_kept() -> None:
     heard = []
     before = signal.signal(signal.SIGTERM, lambda *_: heard.append("theirs"))
     try:
@@ -73,10 +74,10 @@ def test_a_handler_of_the_users_own_is_left_alone() -> None:
     assert heard == ["theirs"]
 
 
-def test_what_nobody_told_to_end_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_previous_sigterm_handler_is_restored(monkeypatch: pytest.MonkeyPatch) -> None:
     before = signal.getsignal(signal.SIGTERM)
 
-    with sigterm_stops(lambda: pytest.fail("nobody said so")):
+    with sigterm_stops(lambda: pytest.fail("no signal was sent")):
         pass
 
     assert signal.getsignal(signal.SIGTERM) is before

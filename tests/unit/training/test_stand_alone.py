@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 
 SOURCE = Path(__file__).parents[3] / "src"
@@ -33,7 +34,8 @@ print("numpy" in sys.modules, "pydantic" in sys.modules)
 """
 
 
-def test_it_trains_and_resumes_with_torch_alone(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_fit_trains_and_resumes_with_torch_alone(tmp_path: Path) -> None:
     packages = tmp_path / "packages"
     packages.mkdir()
     for path in Path(torch.__file__).parents[1].iterdir():

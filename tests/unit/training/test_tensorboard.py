@@ -48,7 +48,7 @@ def test_values_come_back_under_their_names_and_steps(tmp_path: Path) -> None:
     assert shown["profile/input"] == [(1, pytest.approx(1e-3))]
 
 
-def test_what_is_no_number_or_too_large_is_kept(tmp_path: Path) -> None:
+def test_nan_infinity_and_large_values_are_kept(tmp_path: Path) -> None:
     write(
         tmp_path,
         MetricValue(1, "loss", math.nan),
@@ -62,7 +62,7 @@ def test_what_is_no_number_or_too_large_is_kept(tmp_path: Path) -> None:
     assert values[1:] == [math.inf, -math.inf]
 
 
-def test_steps_that_are_done_again_take_the_place_of_the_earlier_ones(tmp_path: Path) -> None:
+def test_repeated_steps_replace_the_earlier_ones(tmp_path: Path) -> None:
     write(tmp_path, *(MetricValue(step, "loss", 1.0) for step in range(1, 11)))
 
     write(tmp_path, *(MetricValue(step, "loss", 2.0) for step in range(7, 13)), done=6)
@@ -70,7 +70,7 @@ def test_steps_that_are_done_again_take_the_place_of_the_earlier_ones(tmp_path: 
     assert read_back(tmp_path)["loss"] == [(s, 1.0) for s in range(1, 7)] + [(s, 2.0) for s in range(7, 13)]
 
 
-def test_file_that_a_crash_has_cut_is_read_up_to_there(tmp_path: Path) -> None:
+def test_file_truncated_by_a_crash_is_read_up_to_there(tmp_path: Path) -> None:
     write(tmp_path, MetricValue(1, "loss", 1.0), MetricValue(2, "loss", 2.0))
     [path] = tmp_path.iterdir()
     path.write_bytes(path.read_bytes()[:-3])
@@ -80,7 +80,7 @@ def test_file_that_a_crash_has_cut_is_read_up_to_there(tmp_path: Path) -> None:
     assert read_back(tmp_path)["loss"] == [(1, 1.0), (2, 3.0)]
 
 
-def test_fit_writes_them_beside_the_run_and_a_resumed_run_goes_on(tmp_path: Path) -> None:
+def test_fit_writes_event_files_beside_the_run_and_a_resumed_run_continues_them(tmp_path: Path) -> None:
     rows = torch.randn(16, 2)
     options: dict[str, Any] = {"batch_size": 4, "run": tmp_path, "tensorboard": True, "device": "cpu"}
     for epochs in (1, 2):

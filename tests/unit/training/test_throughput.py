@@ -72,7 +72,7 @@ def test_rates_are_of_the_steps_since_the_last_time() -> None:
     assert soon == []
 
 
-def test_goodput_counts_what_a_kill_has_cost() -> None:
+def test_goodput_counts_the_time_lost_by_a_kill() -> None:
     clock = OwnClock(0.0, 0.0)
     # 40 s of steps in 50 s, then it was killed, and was down for 30 s, its last steps included.
     before = Position(step=10, useful_s=40.0, spent_s=50.0, left_at=clock.began_at - 30.0)
@@ -82,7 +82,7 @@ def test_goodput_counts_what_a_kill_has_cost() -> None:
     assert meter.overall(20).goodput == pytest.approx(60.0 / 100.0)
 
 
-def test_no_time_goes_by_after_an_orderly_end() -> None:
+def test_no_time_counts_after_a_normal_end() -> None:
     clock = OwnClock(50.0, 40.0)
     ended = ThroughputMeter(clock, PLAN, Position(), total=10, model_cost=None).remember(
         Position(step=10), ends=True
@@ -95,7 +95,7 @@ def test_no_time_goes_by_after_an_orderly_end() -> None:
     assert going_on.left_at == pytest.approx(time.time(), abs=60)
 
 
-def test_what_is_aside_inside_of_what_is_aside_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nested_excluded_times_count_once(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr("falaj.training.runtime.reporting.throughput.time.perf_counter", lambda: now[0])
     clock = StepClock()
@@ -112,12 +112,12 @@ def test_what_is_aside_inside_of_what_is_aside_counts_once(monkeypatch: pytest.M
     assert clock.read() == (4.0, 1.0)
 
 
-def test_every_run_logs_its_figures_and_says_what_it_is(tmp_path: Path) -> None:
+def test_every_run_logs_and_prints_its_figures(tmp_path: Path) -> None:
     result = fit(
         nn.Linear(3, 1), mse, (ROWS, ROWS[:, :1]), batch_size=8, epochs=2, lr=0.5, run=tmp_path, device="cpu"
     )
 
-    told = json.loads((tmp_path / "params.json").read_text())
+    params = json.loads((tmp_path / "params.json").read_text())
     figures = metrics_of(tmp_path)
     assert {name: set(values) for name, values in figures.items() if name != "loss"} == {
         "samples_per_second": {10},
@@ -127,7 +127,7 @@ def test_every_run_logs_its_figures_and_says_what_it_is(tmp_path: Path) -> None:
     assert figures["samples_per_second"][10] == pytest.approx(result.samples_per_second)
     assert 0 < figures["goodput"][10] <= 1
     assert (
-        told
+        params
         | {
             "lr": "0.5",
             "epochs": "2",
@@ -143,13 +143,13 @@ def test_every_run_logs_its_figures_and_says_what_it_is(tmp_path: Path) -> None:
             "torch": torch.__version__,
             "ledger.10": result.ledger,
         }
-        == told
+        == params
     )
-    assert {"hardware.cpu", "hardware.cores", "hardware.memory_gib"} <= told.keys()
-    assert "clip" not in told
+    assert {"hardware.cpu", "hardware.cores", "hardware.memory_gib"} <= params.keys()
+    assert "clip" not in params
 
 
-def test_run_that_breaks_off_remembers_when_and_one_that_ends_does_not(tmp_path: Path) -> None:
+def test_interrupted_run_records_its_last_time_and_a_completed_one_does_not(tmp_path: Path) -> None:
     def breaking(found: Tensor, target: Tensor) -> Tensor:
         calls.append(1)
         return mse(found, target) if len(calls) != 6 else mse(found, target) * math.nan
@@ -192,10 +192,10 @@ class Caching(nn.Module):
         return found
 
 
-def test_counting_leaves_no_trace_in_the_model_or_the_dice() -> None:
+def test_counting_changes_neither_the_model_nor_the_random_state() -> None:
     model, sample = Caching(), (torch.randn(1, 3), torch.randn(1, 5))
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    dice = torch.get_rng_state()
+    random_state = torch.get_rng_state()
 
     cost = CostCounter(model, mse).count(sample, samples=64)
 
@@ -204,12 +204,12 @@ def test_counting_leaves_no_trace_in_the_model_or_the_dice() -> None:
     assert model.cached is None
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
     assert all(parameter.grad is None for parameter in model.parameters())
-    assert torch.equal(dice, torch.get_rng_state())
+    assert torch.equal(random_state, torch.get_rng_state())
     model(torch.randn(2, 3))
 
 
-class Peeking(nn.Module):
-    """Its operations do not follow from shapes alone."""
+class DataDependent(nn.Module):
+    """Its operations depend on values, not on shapes alone."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -221,7 +221,7 @@ class Peeking(nn.Module):
 
 
 def test_model_that_cannot_be_counted_is_trained_without_mfu() -> None:
-    model = Peeking()
+    model = DataDependent()
 
     assert priced(model).count() is None
     assert fit(model, mse, (ROWS, ROWS[:, :1]), batch_size=8, steps=25, profile=2, device="cpu").mfu is None
@@ -247,7 +247,7 @@ def test_shared_weights_are_counted_at_each_use_and_stay_shared() -> None:
     assert ghost._model.one.weight is ghost._model.other.weight
 
 
-def test_what_a_function_keeps_for_later_is_no_ghost(tmp_path: Path) -> None:
+def test_cached_tensors_of_functions_are_not_fake(tmp_path: Path) -> None:
     @functools.cache
     def scale(width: int) -> Tensor:
         return torch.ones(width)
@@ -275,7 +275,7 @@ def test_cost_is_counted_once_for_a_structure(monkeypatch: pytest.MonkeyPatch) -
     assert first is not None
 
 
-def test_copy_that_was_made_before_tells_the_cost_of_what_was_changed_since() -> None:
+def test_cost_includes_parameters_changed_after_the_copy() -> None:
     model = nn.Linear(3, 1)
     model_cost = priced(model)
     model_cost.make_ghost()
@@ -293,7 +293,7 @@ def priced(model: nn.Module | None = None, *, devices: int = 1) -> ModelCost:
     return ModelCost(model, mse, sample, samples=8, device=device, devices=devices, precision="fp32")
 
 
-def test_mfu_is_what_the_model_needs_of_what_the_devices_could_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mfu_is_model_flops_over_peak_flops(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peaks_module, "measure_flops", lambda *_: 48_000.0)
 
     model_cost = priced(devices=2)
@@ -316,20 +316,20 @@ def test_peak_that_a_run_exceeds_is_measured_again(monkeypatch: pytest.MonkeyPat
     assert found == [10.0, 10.0, 30.0, 30.0]
 
 
-def test_bandwidth_is_measured_where_it_is_asked_for_and_kept() -> None:
+def test_bandwidth_is_measured_on_request_and_cached() -> None:
     device = torch.device("cpu")
 
     first = device_peaks(device, "fp32")
-    asked = device_peaks(device, "fp32", with_bandwidth=True)
+    with_bandwidth_measured = device_peaks(device, "fp32", with_bandwidth=True)
 
     assert first.flops > 0
     assert first.bandwidth is None
-    assert asked.flops == first.flops
-    assert asked.bandwidth
-    assert device_peaks(device, "fp32") == asked
+    assert with_bandwidth_measured.flops == first.flops
+    assert with_bandwidth_measured.bandwidth
+    assert device_peaks(device, "fp32") == with_bandwidth_measured
 
 
-def test_device_without_room_to_measure_has_no_mfu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_device_without_memory_to_measure_has_no_mfu(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> float:
         raise torch.OutOfMemoryError("no room")
 
@@ -341,7 +341,7 @@ def test_device_without_room_to_measure_has_no_mfu(monkeypatch: pytest.MonkeyPat
     assert model_cost.mfu(1000.0) is None
 
 
-def test_long_run_counts_its_mfu_and_a_short_one_only_recalls_it(tmp_path: Path) -> None:
+def test_long_run_counts_its_mfu_and_a_short_one_uses_the_cached_cost(tmp_path: Path) -> None:
     clock = OwnClock(0.0, 0.0)
     sample = ROWS[:1], ROWS[:1, :1]
     options: dict[str, Any] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,20 +17,33 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from falaj.apps.api.authentication import TokenAuthenticator, origin_of
+from falaj.apps.api.authentication import INTERFACE, TokenAuthenticator, origin_of
+from falaj.apps.api.caller_limits import CallerLimits
 from falaj.apps.api.errors import error_response
-from falaj.apps.api.headers import SecurityHeaders
+from falaj.apps.api.headers import SecurityHeaders, SingleHeaders
+from falaj.apps.api.held_entries import HeldEntries
 from falaj.apps.api.openapi import openapi
-from falaj.apps.api.requests import body_stream, idempotency_key, read_body, request_id, typed_input
+from falaj.apps.api.requests import (
+    HeldBody,
+    body_stream,
+    idempotency_key,
+    read_body,
+    request_id,
+    typed_input,
+)
 from falaj.apps.api.responses import ResponseBuilder
+from falaj.apps.api.worker_threads import WorkerThreads
+from falaj.apps.byte_shares import ByteShares
 from falaj.assembly.platform import LocalPlatform
 from falaj.control.lease import held_by
 from falaj.control.services import all_operations
-from falaj.errors import FalajError, Internal, InvalidInput, NotFound
-from falaj.governance.identity.tokens import redeem_link
-from falaj.governance.operations.caller import acting_as, on_terms
-from falaj.governance.operations.operation import Operation
+from falaj.errors import FalajError, Internal, InvalidInput, NotFound, Unauthenticated
+from falaj.governance.audit.log import Draft, held_back
+from falaj.governance.identity.tokens import redeem_link, require_link
+from falaj.governance.operations.caller import Caller, acting_as, on_terms
+from falaj.governance.operations.operation import Mode, Operation
 from falaj.version import VERSION
 
 log = logging.getLogger("falaj.api")
@@ -38,6 +51,17 @@ REQUESTS = Counter("falaj_requests_total", "Requests by operation and status", [
 SECONDS = Histogram("falaj_request_seconds", "Seconds until the answer begins", ["operation"])
 PAGES = Path(__file__).parent / "pages"
 SIGNED_IN_FOR = "PT12H"
+SIGN_IN_BYTES, SIGN_IN_S, SIGN_IN_THREADS = 4096, 10.0, 4
+"""The body of a sign-in, how long it may take to arrive, and how many are checked at a time."""
+HELD_BYTES = 256 * 2**20
+"""Bytes of all bodies in memory; uploads are streams and not among them."""
+CALLER_SHARE = 4
+"""A caller may have this part of the threads for uploads, and of those for other long operations."""
+
+SHORT_THREADS = 6
+"""Threads for operations on the database alone. More of them only fight over the interpreter lock."""
+LONG = frozenset({Mode.FREE, Mode.LATE})
+"""Operations that may take long: they read and write stores outside the database."""
 
 R = TypeVar("R")
 Endpoint = Callable[[Request], Awaitable[Response]]
@@ -66,8 +90,28 @@ def make_app(platform: LocalPlatform) -> Starlette:
     ]
     failures: Any = {HTTPException: _not_routed, Exception: _internal}
     app = Starlette(routes=routes, exception_handlers=failures)
+    app.add_middleware(
+        OperationPaths, endpoints={route.path: route for route in routes if route.path in handlers.paths}
+    )
+    app.add_middleware(SingleHeaders, failures=platform.failures)
     app.add_middleware(SecurityHeaders, tls=platform.config.server.tls is not None)
     return app
+
+
+class OperationPaths:
+    """Middleware that finds an operation by its path at once; the router tries one route after another."""
+
+    def __init__(self, app: ASGIApp, *, endpoints: Mapping[str, Route]) -> None:
+        self._app = app
+        self._endpoints = endpoints
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        route = self._endpoints.get(scope["path"]) if scope["type"] == "http" else None
+        if route is None or route.methods is None or scope["method"] not in route.methods:
+            await self._app(scope, receive, send)
+            return
+        response = await route.endpoint(Request(scope, receive, send))
+        await response(scope, receive, send)
 
 
 class SignIn(BaseModel):
@@ -82,18 +126,26 @@ class RequestHandlers:
     def __init__(self, platform: LocalPlatform) -> None:
         self._platform = platform
         self._authenticator = TokenAuthenticator(
-            platform.authenticator, platform.database, platform.gate.clock
+            platform.authenticator, platform.database, platform.gate.clock, platform.failures
         )
+        self._shares = ByteShares(HELD_BYTES)
         self._limit = platform.config.server.body_limit_bytes
         self._threads = platform.config.server.threads
         self._limiter: anyio.CapacityLimiter | None = None
         self._upload_limiter: anyio.CapacityLimiter | None = None
+        self._sign_in_limiter: anyio.CapacityLimiter | None = None
+        each = max(1, self._threads // CALLER_SHARE)
+        self._uploads, self._long = CallerLimits(each), CallerLimits(each)
         self._responses = ResponseBuilder()
+        self._short = WorkerThreads(min(SHORT_THREADS, self._threads))
+        self._entries = HeldEntries(platform.audit.append_all)
+        self.paths: dict[str, Endpoint] = {}
 
     def endpoint(self, operation: Operation) -> Endpoint:
         async def handle(request: Request) -> Response:
             return await self._respond(request, operation.name, lambda r, i: self._operate(operation, r, i))
 
+        self.paths[operation.path] = handle
         return handle
 
     async def ready(self, _request: Request) -> Response:
@@ -104,7 +156,7 @@ class RequestHandlers:
                 return held_by(tx, now=self._platform.gate.clock()) is not None
 
         try:
-            is_ready = await self._in_thread(has_controller)
+            is_ready = await self._short.run(has_controller)
         except FalajError:
             is_ready = False
         return JSONResponse({"ready": is_ready}, 200 if is_ready else 503)
@@ -129,7 +181,7 @@ class RequestHandlers:
     def behind_token(self, document: str) -> Endpoint:
         async def serve(request: Request) -> Response:
             async def show(request: Request, _ident: str) -> Response:
-                await self._in_thread(lambda: self._authenticator.caller(request))
+                await self._in_thread(lambda: self._authenticator.require_valid(request))
                 return Response(document, media_type="application/json")
 
             return await self._respond(request, "openapi", show)
@@ -137,8 +189,52 @@ class RequestHandlers:
         return serve
 
     async def _operate(self, operation: Operation, request: Request, ident: str) -> Response:
-        caller = await self._in_thread(lambda: self._authenticator.caller(request))
-        body = body_stream(request) if operation.upload else await read_body(request, limit=self._limit)
+        caller = self._authenticator.recall(request)
+        if caller is None:
+            caller = await self._short.run(lambda: self._authenticator.caller(request))
+        if (introduce := getattr(request.state, "introduce", None)) is not None:
+            introduce(caller.id)
+        if operation.upload:
+            async with self._uploads.slot(caller.id):
+                work = self._work(operation, request, ident, caller, body_stream(request))
+                return await self._in_upload_thread(work)
+        held = HeldBody(self._shares, caller.id)
+        try:
+            body = await read_body(request, limit=self._limit, held=held)
+            work = self._work(operation, request, ident, caller, body)
+            if operation.mode in LONG:
+                async with self._long.slot(caller.id):  # it may wait for a parser, or for memory
+                    return await self._in_thread(work)
+            return await self._shortly(work)
+        finally:
+            held.release()
+
+    async def _shortly(self, work: Callable[[], Response]) -> Response:
+        """Do `work` in one of a few threads; its audit entries are committed here, before it is answered."""
+
+        def held() -> tuple[Response | Exception, list[Draft]]:
+            with held_back() as drafts:
+                try:
+                    return work(), drafts
+                except Exception as error:
+                    return error, drafts
+
+        outcome, drafts = await self._short.run(held)
+        if drafts:
+            await self._entries.append(drafts)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    def _work(
+        self,
+        operation: Operation,
+        request: Request,
+        ident: str,
+        caller: Caller,
+        body: bytes | Iterator[bytes],
+    ) -> Callable[[], Response]:
+        """Return what performs the operation, in a thread."""
         service = getattr(self._platform.services, operation.group)
 
         def work() -> Response:
@@ -148,14 +244,18 @@ class RequestHandlers:
                 except InvalidInput as error:
                     self._platform.gate.reject(operation, error)
                     raise
-                return self._responses.build(
-                    operation, self._platform.gate.perform(operation, service, given)
-                )
+                result = self._platform.gate.perform(operation, service, given)
+                return self._responses.build(operation, result, caller=caller.id)
 
-        return await (self._in_upload_thread if operation.upload else self._in_thread)(work)
+        return work
 
     async def _redeem(self, request: Request, ident: str) -> Response:
-        body = await read_body(request, limit=self._limit)
+        origin = origin_of(request)
+        held = HeldBody(self._shares, origin)
+        try:
+            body = await read_body(request, limit=SIGN_IN_BYTES, held=held, within_s=SIGN_IN_S)
+        finally:
+            held.release()
 
         def work() -> Response:
             try:
@@ -163,16 +263,24 @@ class RequestHandlers:
             except ValidationError:
                 raise InvalidInput.at("body", allowed='{"code": "…"}') from None
             gate = self._platform.gate
-            with gate.database.write() as tx:
-                caller = redeem_link(tx, code, now=gate.clock(), origin=origin_of(request))
+            try:
+                with gate.database.read() as tx:  # strangers do not get to write
+                    require_link(tx, code)
+                with gate.database.write() as tx:
+                    digest = gate.audit.digest
+                    caller = redeem_link(tx, code, now=gate.clock(), origin=origin, digest=digest)
+            except Unauthenticated:
+                self._platform.failures.add("refused_code", origin, interface=INTERFACE)
+                raise
             issue = all_operations()["tokens.issue"]
             given = issue.check({"purpose": "signed in by link", "expires_in": SIGNED_IN_FOR})
             with acting_as(caller), on_terms(request=ident):
-                return self._responses.build(
-                    issue, gate.perform(issue, self._platform.services.tokens, given)
-                )
+                result = gate.perform(issue, self._platform.services.tokens, given)
+                return self._responses.build(issue, result, caller=caller.id)
 
-        return await self._in_thread(work)
+        if self._sign_in_limiter is None:
+            self._sign_in_limiter = anyio.CapacityLimiter(SIGN_IN_THREADS)
+        return await anyio.to_thread.run_sync(work, limiter=self._sign_in_limiter)
 
     async def _respond(
         self, request: Request, name: str, work: Callable[[Request, str], Awaitable[Response]]

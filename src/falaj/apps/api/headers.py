@@ -1,12 +1,18 @@
-"""Security headers on every response."""
+"""Headers: those that a request may have once only, and security headers on every response."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import MutableMapping
 from typing import Any
 
-from starlette.datastructures import MutableHeaders
+from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Receive, Scope, Send
+
+from falaj.apps.api.authentication import INTERFACE, origin_of
+from falaj.apps.api.errors import error_response
+from falaj.errors import InvalidInput
+from falaj.governance.identity.failures import FailedAuthentications
 
 HEADERS = {
     "X-Content-Type-Options": "nosniff",
@@ -27,14 +33,46 @@ class SecurityHeaders:
 
     def __init__(self, app: ASGIApp, *, tls: bool) -> None:
         self._app = app
-        self._headers = HEADERS | ({"Strict-Transport-Security": "max-age=31536000"} if tls else {})
+        headers = HEADERS | ({"Strict-Transport-Security": "max-age=31536000"} if tls else {})
+        self._headers = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def send_with_headers(message: MutableMapping[str, Any]) -> None:
             if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                for name, value in self._headers.items():
-                    headers.setdefault(name, value)
+                given = {name for name, _ in message["headers"]}
+                added = [header for header in self._headers if header[0] not in given]
+                message["headers"] = [*message["headers"], *added]
             await send(message)
 
         await self._app(scope, receive, send_with_headers if scope["type"] == "http" else send)
+
+
+ONCE = frozenset(
+    name.encode()
+    for name in (
+        *("authorization", "content-length", "content-type", "host", "idempotency-key"),
+        *("transfer-encoding", "x-request-id"),
+    )
+)
+
+
+class SingleHeaders:
+    """Middleware that refuses a request with two headers where one counts: another program may read the other."""
+
+    def __init__(self, app: ASGIApp, *, failures: FailedAuthentications) -> None:
+        self._app = app
+        self._failures = failures
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        app = self._app
+        if scope["type"] == "http":
+            names = [name for name, _ in scope["headers"] if name in ONCE]
+            if len(names) != len(set(names)):
+                twice = [name.decode() for name, count in Counter(names).items() if count > 1]
+                if "authorization" in twice:
+                    origin = origin_of(HTTPConnection(scope))
+                    self._failures.add("two_tokens", origin, interface=INTERFACE)
+                app = error_response(
+                    InvalidInput.at(twice[0], given="more than one", allowed="one"), status=400
+                )
+        await app(scope, receive, send)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextvars import Context, copy_context
 from typing import Any
@@ -11,12 +12,14 @@ from typing import Any
 from pydantic import BaseModel
 from starlette.requests import ClientDisconnect, Request
 
-from falaj.errors import Interrupted, InvalidInput, TooLarge
+from falaj.apps.byte_shares import ByteShares
+from falaj.errors import Interrupted, InvalidInput, TooLarge, Unavailable
 from falaj.governance.operations.operation import Operation
 from falaj.records.names import new_id
 
-CHUNK_S = 60.0
-"""How long an upload may send nothing."""
+RATE_WINDOW_S = 30.0
+MIN_BYTES_PER_S = 4096
+"""The lowest rate of an upload over this time of waiting for it; time in which its bytes are handled does not count."""
 
 BODY_S = 60.0
 """How long any other body may take in total."""
@@ -25,15 +28,36 @@ KEY = re.compile(r"[\x21-\x7e]{1,200}")
 REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,100}")
 
 
-async def read_body(request: Request, *, limit: int) -> bytes:
+class HeldBody:
+    """The bytes of a body that are in memory, counted for a caller until they are released."""
+
+    def __init__(self, shares: ByteShares, holder: str) -> None:
+        self._shares = shares
+        self._holder = holder
+        self._size = 0
+
+    def add(self, size: int) -> None:
+        if not self._shares.take(self._holder, size):
+            raise Unavailable(
+                "your requests hold as much of the server's memory as it has left; try again later"
+            )
+        self._size += size
+
+    def release(self) -> None:
+        self._shares.release(self._holder, self._size)
+        self._size = 0
+
+
+async def read_body(request: Request, *, limit: int, held: HeldBody, within_s: float | None = None) -> bytes:
     """Return the whole body; raise TooLarge as soon as it exceeds `limit`."""
     declared = request.headers.get("content-length", "0")
     if declared.isdigit() and int(declared) > limit:
         raise _too_large(declared, limit)
     body = bytearray()
     try:
-        async with asyncio.timeout(BODY_S):
+        async with asyncio.timeout(within_s or BODY_S):
             async for chunk in request.stream():
+                held.add(len(chunk))
                 body += chunk
                 if len(body) > limit:
                     raise _too_large(f"more than {limit}", limit)
@@ -83,16 +107,26 @@ def _pulled(
 ) -> Iterator[bytes]:
 
     async def next_chunk() -> bytes | None:
-        async with asyncio.timeout(CHUNK_S):
+        async with asyncio.timeout(RATE_WINDOW_S):
             return await anext(stream, None)
 
+    waited_s, received = 0.0, 0
     while True:
+        began = time.monotonic()
         try:
             chunk = context.run(asyncio.run_coroutine_threadsafe, next_chunk(), loop).result()
         except (ClientDisconnect, TimeoutError):
             raise Interrupted("the upload was interrupted; nothing was stored, send it again") from None
         if chunk is None:
             return
+        waited_s, received = waited_s + time.monotonic() - began, received + len(chunk)
+        if waited_s >= RATE_WINDOW_S:
+            if received < MIN_BYTES_PER_S * waited_s:
+                raise Interrupted(
+                    f"the upload sent {received} bytes in {waited_s:.0f} s; nothing was stored, send it again with at "
+                    f"least {MIN_BYTES_PER_S} bytes a second"
+                )
+            waited_s, received = 0.0, 0
         yield chunk
 
 

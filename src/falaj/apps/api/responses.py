@@ -12,12 +12,13 @@ import anyio
 import anyio.to_thread
 from starlette.responses import Response, StreamingResponse
 
+from falaj.apps.api.caller_limits import CallerLimits
 from falaj.apps.api.errors import problem_details
 from falaj.errors import FalajError
 from falaj.governance.operations.operation import Operation, ResponseShape
 
-STREAMS = 256
-"""Concurrent streams; each may occupy a thread of their own pool while it waits."""
+STREAMS, STREAMS_OF_CALLER = 256, 64
+"""Concurrent streams, in all and of one caller; each may occupy a thread of their own pool while it waits."""
 
 BATCH_BYTES = 32 * 1024
 BATCH_S = 0.05
@@ -28,24 +29,27 @@ class ResponseBuilder:
 
     def __init__(self) -> None:
         self._limiter: anyio.CapacityLimiter | None = None
+        self._callers = CallerLimits(STREAMS_OF_CALLER)
 
-    def build(self, operation: Operation, result: Any) -> Response:
+    def build(self, operation: Operation, result: Any, *, caller: str) -> Response:
         """Return the response to a request. Called in a worker thread: the first chunk of a stream is fetched here, so
         that an error at its start is a problem with a status, not a broken stream."""
         if operation.shape is ResponseShape.RECORD:
             return Response(operation.output.dump_json(result), media_type=ResponseShape.RECORD.value)
         pieces = PIECES[operation.shape](operation, result)
         first = list(itertools.islice(pieces, 1))
-        stream = self._pulled(itertools.chain(first, pieces))
+        stream = self._pulled(itertools.chain(first, pieces), caller)
         return StreamingResponse(stream, media_type=operation.shape.value)
 
-    async def _pulled(self, pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
+    async def _pulled(self, pieces: Iterator[bytes], caller: str) -> AsyncIterator[bytes]:
         """Yield the pieces, each made in a thread of the streams' pool."""
         if self._limiter is None:
             self._limiter = anyio.CapacityLimiter(STREAMS)
-        while (
-            piece := await anyio.to_thread.run_sync(next, pieces, None, limiter=self._limiter)
-        ) is not None:
+        while True:
+            async with self._callers.slot(caller):
+                piece = await anyio.to_thread.run_sync(next, pieces, None, limiter=self._limiter)
+            if piece is None:
+                return
             yield piece
 
 

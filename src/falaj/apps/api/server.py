@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import itertools
 import json
+import logging
 import os
 import socket
-import ssl
 import sys
-from datetime import timedelta
+from collections import Counter
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -18,19 +23,25 @@ from falaj.apps.api.app import make_app
 from falaj.apps.api.errors import error_response
 from falaj.apps.api.headers import HEADERS
 from falaj.apps.logs import log_to
+from falaj.apps.ports import listen_on
 from falaj.apps.process_setup import raise_file_limit, stop_with_parent
+from falaj.apps.tls_listener import TlsListener
 from falaj.assembly.home import open_home
+from falaj.assembly.owner import issue_owner_token, revoke_owner_tokens
 from falaj.assembly.platform import LocalPlatform, assemble, local_caller
-from falaj.errors import InvalidInput, NotFound
-from falaj.governance.identity.tokens import in_use
+from falaj.errors import FalajError, Fault, InvalidInput, NotFound, Unavailable
 from falaj.governance.operations.caller import acting_as
-from falaj.records.config import Config
+from falaj.records.config import Tls
+
+log = logging.getLogger("falaj.api")
 
 HEAD_BYTES = 64 * 1024
 HEAD_S = 15.0
+READ_BYTES, READ_S = 64 * 1024, 30.0
+"""A client reads this much of an answer that waits for it, or all, in this time."""
 CONNECTIONS = 2000
-LOCAL_TOKEN = "local command line"
-LOCAL_TOKEN_DAYS = 30
+STRANGERS_SHARE = 10
+"""Where all connections are in use, one in so many may be of a client that has not presented a token yet."""
 
 
 def main() -> None:
@@ -39,10 +50,15 @@ def main() -> None:
     raise_file_limit()
     home = open_home()
     log_to(home.logs / "api.jsonl")
-    platform = assemble(home)
-    bind, port = sys.argv[1], int(sys.argv[2])
-    listener = _listen(bind, port)
-    server = uvicorn.Server(_settings(platform, platform.config))
+    bind, port = sys.argv[1], sys.argv[2]
+    try:
+        platform = assemble(home)
+        listener = listen(bind, port)
+    except FalajError as error:
+        log.error("the API did not start", extra={"reason": str(error)})
+        report(error=error_fields(error))
+        sys.exit(1)
+    server = ApiServer(_settings(platform), tls=platform.config.server.tls)
     stop_with_parent(lambda: setattr(server, "should_exit", True))
     _announce(platform, bind, listener.getsockname()[1])
     try:
@@ -51,29 +67,111 @@ def main() -> None:
         platform.close()
 
 
+class ApiServer(uvicorn.Server):
+    """Serves the API on given sockets; with TLS, connections are its own whose handshake is over."""
+
+    def __init__(self, settings: uvicorn.Config, *, tls: Tls | None) -> None:
+        super().__init__(settings)
+        self._tls = tls
+        self._listeners: list[TlsListener] = []
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._tls is None:
+            return await super().startup(sockets)
+        await super().startup([])
+        for listener in sockets or []:
+            listener.listen(self.config.backlog)
+            self._listeners.append(TlsListener(listener, self._tls, self._protocol))
+            self._listeners[-1].start()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for listener in self._listeners:
+            listener.close()
+        await super().shutdown(sockets if self._tls is None else None)
+
+    def _protocol(self) -> asyncio.Protocol:
+        return LimitedHeaders(
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
+
+
 class LimitedHeaders(HttpToolsProtocol):
-    """Refuses request heads that are too large or too slow, and connections beyond a limit."""
+    """Refuses heads that are too large or too slow, ends connections whose client does not read, and limits their
+    number: nobody keeps others out by holding connections."""
 
     _deadline: asyncio.TimerHandle | None = None
+    """Of the next head."""
+    _reading: asyncio.TimerHandle | None = None
+    """The next look at how much the client has read of an answer that waits for it."""
+    _unread_bytes = 0
+    _turn = 0
+    """Grows with every wait for the client; the clock of the loop stands still within one turn of it."""
+    _turns = itertools.count(1)
+    caller = ""
+    """Whose token was presented last; none: a stranger's connection."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if len(self.connections) > CONNECTIONS:
+        if len(self.connections) > CONNECTIONS and not self._make_room():
             transport.close()
         else:
             self._start_head_timer()
 
+    def introduce(self, caller: str) -> None:
+        """Count this connection as one of `caller`. Unavailable if its requests occupy more of them than are left."""
+        self.caller = caller
+        if 2 * len(self.connections) <= CONNECTIONS:  # nobody can occupy too many of them
+            return
+        occupied = Counter(each.caller for each in self._others() if not each.waits_for_client)
+        if occupied[caller] >= CONNECTIONS - occupied.total():
+            raise Unavailable("your requests occupy as many connections as are left; try again later")
+
+    @property
+    def waits_for_client(self) -> bool:
+        """Whether the client is to act: to send the rest of a request, or to read an answer."""
+        sends = self.cycle is not None and self.cycle.more_body and not self.cycle.response_complete
+        return sends or self._deadline is not None or self.flow.write_paused
+
+    def _others(self) -> Iterator[LimitedHeaders]:
+        return (each for each in self.connections if isinstance(each, LimitedHeaders) and each is not self)
+
+    def _make_room(self) -> bool:
+        """Close a connection that waits for its client: the oldest of strangers where these have more than their share,
+        otherwise the oldest of the caller who has the most of them."""
+        others = [each for each in self._others() if not each.transport.is_closing()]
+        waiting = [each for each in others if each.waits_for_client]
+        if not waiting:
+            return False
+        holders, most = Counter(each.caller for each in waiting), ""
+        if holders.pop("", 0) <= CONNECTIONS // STRANGERS_SHARE and holders:
+            ((most, _),) = holders.most_common(1)
+        spare = min((each for each in waiting if each.caller == most), key=lambda each: each._turn)
+        if spare.transport.get_write_buffer_size():
+            spare.transport.abort()  # to close it would wait for the client
+        else:
+            spare.transport.close()
+        return True
+
+    def _end(self) -> None:
+        """Close the connection as soon as the client has read what was sent to it, if it reads that."""
+        self.transport.close()
+        if self._reading is None and self.transport.get_write_buffer_size():
+            self._await_reading()
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_head_timer()
+        self._stop_reading_timer()
         super().connection_lost(exc)
 
     def on_message_begin(self) -> None:
         self._head_bytes = 0
         self._start_head_timer()
         super().on_message_begin()
+        self.scope["state"]["introduce"] = self.introduce
 
     def on_headers_complete(self) -> None:
         self._stop_head_timer()
+        self._turn = next(self._turns)
         super().on_headers_complete()
 
     def on_response_complete(self) -> None:
@@ -82,9 +180,38 @@ class LimitedHeaders(HttpToolsProtocol):
         if self.cycle.response_complete:
             self._start_head_timer()
 
+    def timeout_keep_alive_handler(self) -> None:
+        self._end()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._turn = next(self._turns)
+        self._await_reading()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if not self.transport.is_closing():
+            self._stop_reading_timer()
+
+    def _await_reading(self) -> None:
+        self._unread_bytes = self.transport.get_write_buffer_size()
+        self._reading = self.loop.call_later(READ_S, self._check_reading)
+
+    def _check_reading(self) -> None:
+        if self.transport.get_write_buffer_size() > self._unread_bytes - READ_BYTES:
+            self.transport.abort()
+        else:
+            self._await_reading()
+
+    def _stop_reading_timer(self) -> None:
+        if self._reading is not None:
+            self._reading.cancel()
+            self._reading = None
+
     def _start_head_timer(self) -> None:
         self._stop_head_timer()
-        self._deadline = self.loop.call_later(HEAD_S, self.transport.close)
+        self._turn = next(self._turns)
+        self._deadline = self.loop.call_later(HEAD_S, self._end)
 
     def _stop_head_timer(self) -> None:
         if self._deadline is not None:
@@ -113,8 +240,7 @@ class LimitedHeaders(HttpToolsProtocol):
             raise ValueError("the request head is too large")
 
 
-def _settings(platform: LocalPlatform, config: Config) -> uvicorn.Config:
-    tls = config.server.tls
+def _settings(platform: LocalPlatform) -> uvicorn.Config:
     settings = uvicorn.Config(
         make_app(platform),
         log_config=None,
@@ -123,22 +249,45 @@ def _settings(platform: LocalPlatform, config: Config) -> uvicorn.Config:
         proxy_headers=False,  # otherwise local processes could forge the audited origin
         timeout_graceful_shutdown=5,
         http=LimitedHeaders,
-        ssl_certfile=None if tls is None else str(tls.certificate),
-        ssl_keyfile=None if tls is None else str(tls.key),
     )
     settings.load()
-    if settings.ssl is not None:
-        settings.ssl.minimum_version = ssl.TLSVersion.TLSv1_3
     return settings
 
 
-def _listen(bind: str, port: int) -> socket.socket:
+def listen(bind: str, port: str) -> socket.socket:
+    """Return a socket that listens; Unavailable, with the fix, if that is not possible. See `apps.ports` for `port`."""
+    try:
+        return listen_on(port, partial(_open_listener, bind))
+    except OSError as error:
+        fixes = {
+            errno.EADDRINUSE: "stop what listens there, or set server.port: falaj up --port 0 takes a free one",
+            errno.EACCES: "choose a port from 1024 on: falaj up --port 0 takes a free one",
+            errno.EADDRNOTAVAIL: "choose an address of this machine: falaj up --bind 127.0.0.1",
+        }
+        raise Unavailable(
+            f"the API cannot listen on {bind}:{port}: {error.strerror}",
+            faults=[
+                Fault(
+                    where="server.bind and server.port",
+                    given=f"{bind}:{port}",
+                    allowed="an address of this machine, and a port on which nothing listens",
+                    fix=fixes.get(error.errno or 0),
+                )
+            ],
+        ) from None
+
+
+def _open_listener(bind: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in bind else socket.AF_INET
     protocol = socket.IPPROTO_TCP  # explicit, so that asyncio sets TCP_NODELAY
     listener = socket.socket(family, socket.SOCK_STREAM, protocol)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listener.bind((bind, port))
-    listener.listen(1024)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((bind, port))
+        listener.listen(1024)
+    except OSError:
+        listener.close()
+        raise
     listener.setblocking(False)
     return listener
 
@@ -150,8 +299,19 @@ def _announce(platform: LocalPlatform, bind: str, port: int) -> None:
     facts = {"url": f"{scheme}://{host}:{port}"}
     if "FALAJ_RESTART" not in os.environ:
         facts |= issue_owner_credentials(platform)
+    report(**facts)
+
+
+def report(**facts: Any) -> None:
+    """Report to the parent: where the API is, or the error that kept it from starting."""
     with os.fdopen(int(os.environ["FALAJ_READY_FD"]), "w") as parent:
         json.dump(facts, parent)
+
+
+def error_fields(error: FalajError) -> dict[str, Any]:
+    """Return what `rebuild` makes the error from, in another process."""
+    faults = [fault.model_dump() for fault in error.faults]
+    return {"code": error.code, "message": error.message, "faults": faults, "details": error.details}
 
 
 def issue_owner_credentials(platform: LocalPlatform) -> dict[str, str]:
@@ -160,15 +320,11 @@ def issue_owner_credentials(platform: LocalPlatform) -> dict[str, str]:
         owner = local_caller(platform.database)
     except NotFound:  # the platform was created by another user, on another machine
         return {}
-    purpose = f"{LOCAL_TOKEN}, {platform.home.ident}"
-    with platform.database.read() as tx:
-        earlier = in_use(tx, owner.id, purpose=purpose, now=platform.gate.clock())
+    revoke_owner_tokens(platform)
+    issued = issue_owner_token(platform)
     with acting_as(owner):
-        for token in earlier:
-            platform.services.tokens.revoke(token, keep_work=True)
-        issued = platform.services.tokens.issue(purpose=purpose, expires_in=timedelta(days=LOCAL_TOKEN_DAYS))
         link = platform.services.tokens.sign_in_link()
-    return {"code": link.code, "token": issued.secret}
+    return {"code": link.code, "token": issued.secret, "token_until": issued.expires_at.isoformat()}
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 from collections.abc import Sequence
@@ -20,15 +21,21 @@ PROGRAM = "falaj"
 COMPLETE_VARIABLE = "_FALAJ_COMPLETE"
 
 COMMANDS = {
+    "init": ("Create a home in a folder, with the files of the tutorial.", "init"),
     "up": ("Start the platform on this machine, in the foreground.", "platform"),
     "status": ("Show whether a platform runs on the home, and where.", "platform"),
     "down": ("Stop the platform that runs on the home.", "platform"),
+    "backup": ("Copy the platform on this machine into a directory, while it runs.", "backup"),
+    "restore": ("Make the home again from a backup.", "backup"),
     "doctor": ("Check the installation and the home, and suggest fixes.", "doctor"),
     "apply": ("Apply the definitions of entities and feature views in files.", "apply"),
     "train": ("Run a training script as a job, and follow it.", "train"),
     "deploy": ("Serve a model version at an endpoint.", "endpoints"),
+    "whoami": ("Show who you are on the platform, and your roles.", "whoami"),
     "login": ("Sign in to a platform, and save the credential.", "login"),
+    "images": ("Build container images of the platform, of workers and of the model server.", "images"),
     "config": ("Check falaj.toml, or show it with its defaults.", "config"),
+    "version": ("Print the version.", "version"),
     "completion": ("Print the completion script of a shell.", "completion"),
 }
 """The help of each command, and the module in `commands` that has it under `COMMANDS`."""
@@ -43,6 +50,8 @@ GROUPS = {
     "zones": "Zones, and what they may store.",
     "keys": "Data keys: list, rotate, destroy.",
     "secrets": "Secrets for jobs: set, list, remove; values are never shown.",
+    "events": "Events: what was done on the platform; list them, watch them.",
+    "webhooks": "Webhooks: receivers outside the platform that events are sent to.",
     "blobs": "Blobs: put, get, list, copy, delete.",
     "lineage": "The lineage graph: sources and descendants of an object.",
     "audit": "The audit log: list, export, prove, verify.",
@@ -50,6 +59,7 @@ GROUPS = {
     "platform": "The platform: its version, controller and metrics.",
     "runs": "Runs of experiments: parameters, metrics, artifacts.",
     "nodes": "Nodes that run jobs: their hardware, and what is free.",
+    "clusters": "The cluster that jobs run on: its namespaces, and what its administrator applies.",
     "jobs": "Jobs: list them, read their logs, wait, cancel, retry, move, explain.",
     "queues": "Queues: quotas, borrowing and fair share of the machines, and budgets.",
     "usage": "Resources that jobs have used: GPU-hours, CPU-hours, energy and cost.",
@@ -77,9 +87,18 @@ def run(arguments: Sequence[str]) -> int:
         sys.stdout.flush()
         return status if isinstance(status, int) else 0
     except (Exception, KeyboardInterrupt) as error:
-        from falaj.apps.cli.output.errors import report_error
+        from falaj.apps.cli.output.errors import FAILED, discard_output, report_error
 
-        return report_error(error)
+        try:
+            return report_error(error, as_json=_asks_for_json(arguments))
+        except OSError:  # stderr is full, or nobody reads it
+            discard_output()
+            return FAILED
+
+
+def _asks_for_json(arguments: Sequence[str]) -> bool:
+    """Tell whether --json was typed; what is behind `--` belongs to a script. It is asked before anything is parsed."""
+    return "--json" in itertools.takewhile(lambda word: word != "--", arguments)
 
 
 @cache
@@ -139,7 +158,9 @@ def _globals(
     ctx: typer.Context,
     home: Annotated[
         str | None,
-        typer.Option(metavar="DIR", help="The platform in this directory. Else FALAJ_HOME, else .falaj"),
+        typer.Option(
+            metavar="DIR", help="The platform in this directory. Else FALAJ_HOME, else .falaj here or above."
+        ),
     ] = None,
     url: Annotated[
         str | None,

@@ -45,6 +45,7 @@ def main(
         timing=timing,
         workflows=workflows,
         jobs=job_reconciler(platform),
+        renewed=platform.compute.renew_attempts,
     )
     controller.run(stop)
     platform.close()

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
+from functools import partial
 
 from falaj.apps.logs import log_to
 from falaj.apps.model_server.process import announce, run, serve, tune_interpreter, wait_for_stop
 from falaj.apps.model_server.server import listen
+from falaj.apps.ports import listen_on
 from falaj.assembly.home import open_home
 from falaj.assembly.model_server import publish_local_socket
 from falaj.assembly.platform import assemble
@@ -18,15 +20,17 @@ def main() -> None:
     os.umask(0o077)
     home = open_home()
     log_to(home.logs / "models.jsonl")
-    bind, port = sys.argv[1], int(sys.argv[2])
+    bind, port = sys.argv[1], sys.argv[2]
     platform = assemble(home)
     try:
         try:
-            listener = listen(bind, port, tls=platform.config.tls_of_serving)
+            listener = listen_on(port, partial(listen, bind, tls=platform.config.tls_of_serving))
         except OSError as error:
-            sys.exit(
-                f"error: the model server cannot listen on {bind}:{port} ({error.strerror}); set serving.port"
+            problem = (
+                f"the model server cannot listen on {bind}:{port.rstrip('+')} ({error.strerror}); set serving.port in "
+                "falaj.toml to a free port, or to 0, and restart the platform"
             )
+            sys.exit(1 if announce(problem=problem) else problem)
         with publish_local_socket(home) as inner:
             run(lambda: serve(platform, listener, inner, ready=_on_ready, until=wait_for_stop))
     finally:
@@ -36,7 +40,7 @@ def main() -> None:
 
 def _on_ready(url: str) -> None:
     tune_interpreter()
-    announce(url)
+    announce(url=url)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 
+from falaj.apps.byte_shares import ByteShares
 from falaj.serving.deployment_state import ServedEndpoint
 from falaj.serving.scores import BOUNDS_S
 
@@ -35,16 +36,20 @@ class VersionMetrics:
 class ServerMetrics:
     """All metrics of a server; a Prometheus collector."""
 
-    def __init__(self) -> None:
+    def __init__(self, shares: ByteShares) -> None:
+        self._shares = shares
         self._versions: dict[tuple[str, str], VersionMetrics] = {}
         self.served: Mapping[str, ServedEndpoint] = {}
         self.connections = 0
-        self.held_bytes = 0
         self.refused: Counter[int] = Counter()
         self.reloads: Counter[str] = Counter()
         self.unlogged = 0
         self._registry = CollectorRegistry()
         self._registry.register(self)
+
+    @property
+    def held_bytes(self) -> int:
+        return self._shares.held
 
     def of_version(self, endpoint: str, version: str) -> VersionMetrics:
         return self._versions.setdefault((endpoint, version), VersionMetrics())

@@ -18,7 +18,7 @@ from falaj.apps.model_server.platform.recorder import PredictionRecorder
 from falaj.apps.model_server.platform.reload import DeploymentReloader
 from falaj.apps.model_server.server import ModelServer
 from falaj.apps.process_setup import stop_with_parent
-from falaj.assembly.model_server import service_caller, version_opener
+from falaj.assembly.model_server import LocalListener, service_caller, version_opener
 from falaj.assembly.platform import LocalPlatform
 from falaj.records.governance.identity import Role
 from falaj.serving.dependencies import NoPredictionSink
@@ -32,7 +32,7 @@ SWITCH_S = 0.001
 async def serve(
     platform: LocalPlatform,
     listener: socket.socket,
-    inner: socket.socket,
+    inner: LocalListener,
     *,
     ready: Callable[[str], None],
     until: Callable[[], Awaitable[object]],
@@ -44,7 +44,7 @@ async def serve(
     every_s = platform.config.serving.log_every.total_seconds()
     recorder = PredictionRecorder(client.store_batch, every_s=every_s, collector=client.collector)
     sink = recorder if platform.config.serving.predictions == "log" else NoPredictionSink()
-    server = ModelServer(admission, features=client, sink=sink, load=client.load)
+    server = ModelServer(admission, features=client, sink=sink, failures=platform.failures, load=client.load)
     counters = CountReporter(client, server.metrics, recorder, lambda: admission.endpoints)
     recorder.periodic_tasks = (counters.report, client.deliver_windows)
     servable = partial(require_still_servable, platform.gate)
@@ -55,7 +55,7 @@ async def serve(
     recorder.start()
     tls = platform.config.tls_of_serving
     await server.start(listener, tls=tls)
-    await server.start_internal(inner)
+    await server.start_internal(inner.socket, secret=inner.secret)
     epoch_watch = asyncio.create_task(reloader.watch_epoch())
     reloading = asyncio.create_task(reloader.run())
     ready(url_of(listener, secure=tls is not None))
@@ -91,12 +91,14 @@ async def wait_for_stop() -> None:
     await stop.wait()
 
 
-def announce(url: str) -> None:
-    """Report the URL to the parent through the descriptor in FALAJ_READY_FD, if set."""
+def announce(**facts: str) -> bool:
+    """Report the `url`, or the `problem` that keeps it from serving, to the parent; return false if there is none."""
     descriptor = os.environ.get("FALAJ_READY_FD")
-    if descriptor is not None:
-        with os.fdopen(int(descriptor), "w") as parent:
-            json.dump({"url": url}, parent)
+    if descriptor is None:
+        return False
+    with os.fdopen(int(descriptor), "w") as parent:
+        json.dump(facts, parent)
+    return True
 
 
 def run(main: Callable[[], Awaitable[None]]) -> None:

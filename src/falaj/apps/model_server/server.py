@@ -5,24 +5,28 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-import ssl
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, cast
 
 import numpy.typing as npt
 
+from falaj.apps.byte_shares import ByteShares
 from falaj.apps.model_server.http.connection import Connection
 from falaj.apps.model_server.inference.dispatch import Dispatcher
 from falaj.apps.model_server.inference.prediction import Prediction, predicted_batch
 from falaj.apps.model_server.limits import ServerLimits
 from falaj.apps.model_server.metrics import ServerMetrics
+from falaj.apps.tls_listener import TlsListener
 from falaj.errors import FalajError
 from falaj.records.config import ServerConfig, Tls
 from falaj.records.serving import Deployment, Endpoint, ServedFile
 from falaj.serving.dependencies import (
     Admission,
+    AuthenticationFailures,
     FeatureReader,
+    NoAuthenticationFailures,
     NoFeatureReader,
     NoPredictionSink,
     PredictionSink,
@@ -30,7 +34,7 @@ from falaj.serving.dependencies import (
 from falaj.serving.deployment_state import DeploymentState
 from falaj.serving.runtime.batch_queue import BatchQueue, QueuedRequest
 from falaj.serving.runtime.engine import ModelEngine
-from falaj.serving.runtime.engine import load as load_file
+from falaj.serving.runtime.loading import load as load_file
 
 Array = npt.NDArray[Any]
 
@@ -49,38 +53,49 @@ class ModelServer:
         features: FeatureReader | None = None,
         sink: PredictionSink | None = None,
         limits: ServerLimits | None = None,
+        failures: AuthenticationFailures | None = None,
         load: Callable[[ServedFile], ModelEngine] = load_file,
     ) -> None:
         self.limits = limits or ServerLimits()
-        self.metrics = ServerMetrics()
+        self.shares = ByteShares(self.limits.held_bytes)
+        self.metrics = ServerMetrics(self.shares)
         self.connections: set[Connection] = set()
+        self.strangers: dict[Connection, None] = {}
+        self.callers: dict[str, dict[Connection, None]] = {}
         self.stopping = False
         self._loop = asyncio.get_running_loop()
         self.now = self._loop.time()
         self._sink: PredictionSink = sink or NoPredictionSink()
         self._pool = ThreadPoolExecutor(self.limits.threads, thread_name_prefix="model")
         self._deployment_state = DeploymentState(self._make_queue, load)
-        self._dispatcher = Dispatcher(
-            admission, features or NoFeatureReader(), self._sink, self.metrics, self._pool
-        )
+        self._dispatcher = Dispatcher(admission, features or NoFeatureReader(), self._sink, self.metrics)
         self.dispatch = self._dispatcher.dispatch
-        self._listening: list[asyncio.Server] = []
+        self.recognize = admission.recognize
+        self.authenticate = self._dispatcher.authenticate
+        self.authentication_failed = partial(
+            (failures or NoAuthenticationFailures()).add, interface="model-server"
+        )
+        self._listening: list[asyncio.Server | TlsListener] = []
         self._sweeping: asyncio.TimerHandle | None = None
 
     async def start(self, listener: socket.socket, *, tls: Tls | None = None) -> None:
         """Accept connections on `listener`; ready once a deployment is applied."""
-        context = None if tls is None else _tls(tls)
-        self._listening.append(
-            await self._loop.create_server(
-                lambda: Connection(self), sock=listener, ssl=context, backlog=BACKLOG
-            )
-        )
+        make = partial(Connection, self)
+        if tls is None:
+            self._listening.append(await self._loop.create_server(make, sock=listener, backlog=BACKLOG))
+        else:
+            listener.listen(BACKLOG)
+            tls_listener = TlsListener(listener, tls, make)
+            tls_listener.start()
+            self._listening.append(tls_listener)
         self._sweep()
 
-    async def start_internal(self, listener: socket.socket) -> None:
-        """Accept connections of other platform processes on `listener`; they name the caller in a header."""
+    async def start_internal(self, listener: socket.socket, *, secret: str) -> None:
+        """Accept connections of other platform processes on `listener`; they present `secret`, and name the caller."""
         self._listening.append(
-            await self._loop.create_unix_server(lambda: Connection(self, internal=True), sock=listener)
+            await self._loop.create_unix_server(
+                lambda: Connection(self, internal=secret.encode()), sock=listener
+            )
         )
 
     async def prepare(self, file: ServedFile, endpoint: Endpoint) -> None:
@@ -113,6 +128,7 @@ class ModelServer:
         if self._sweeping is not None:
             self._sweeping.cancel()
         self._dispatcher.close()
+        self._deployment_state.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
         await asyncio.sleep(0)  # lets aborted connections report their loss
 
@@ -128,9 +144,10 @@ class ModelServer:
 
     def _make_queue(self, engine: ModelEngine) -> BatchQueue:
         answered = None if isinstance(self._sink, NoPredictionSink) else self._record_batch
+        pool = self._pool if engine.in_process else ThreadPoolExecutor(self.limits.threads)
         return BatchQueue(
             engine,
-            pool=self._pool,
+            pool=pool,
             threads=self.limits.threads,
             answered=answered,
             most_waiting=self.limits.waiting,
@@ -160,14 +177,11 @@ def listen(bind: str, port: int, *, tls: Tls | None = None, shared: bool = False
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     if shared:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    listener.bind((checked.bind, checked.port))
-    listener.listen(BACKLOG)
+    try:
+        listener.bind((checked.bind, checked.port))
+        listener.listen(BACKLOG)
+    except OSError:
+        listener.close()
+        raise
     listener.setblocking(False)
     return listener
-
-
-def _tls(tls: Tls) -> ssl.SSLContext:
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.load_cert_chain(tls.certificate, tls.key)
-    return context

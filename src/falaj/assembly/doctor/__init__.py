@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from falaj.assembly.config import read_config
-from falaj.assembly.doctor import hardware, machine, state
+from falaj.assembly.doctor import cluster, hardware, machine, state
 from falaj.assembly.doctor.findings import Check, DoctorContext, failures, guarded, ok
 from falaj.assembly.home import Home
 from falaj.errors import FalajError
@@ -17,15 +17,19 @@ CHECKS: dict[str, Check] = {
     "home": state.check_home,
     "keys": state.check_keys,
     "metadata": state.check_metadata,
+    "stores": state.check_stores,
+    "audit": state.check_audit,
     "zones": state.check_zones,
     "policies": state.check_policies,
     "encryption": machine.check_encryption,
     "isolation": machine.check_isolation,
+    "parsing": machine.check_parsing,
     "hardware": hardware.check_hardware,
     "limits": machine.check_limits,
     "platform": machine.check_platform,
     "clock": machine.check_clock,
     "extras": machine.check_extras,
+    "cluster": cluster.check_cluster,
 }
 
 

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import sys
 import time
 from collections.abc import Iterable
+from contextlib import closing
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from falaj.assembly import drivers
 from falaj.assembly.doctor.findings import DoctorContext, fail, ok, warn
+from falaj.assembly.parsing import open_parsers
 from falaj.governance import isolation
 from falaj.governance.bootstrap import count_users
-from falaj.records.config import Pkcs11Config
+from falaj.records.config import Pkcs11Config, is_loopback
 from falaj.records.doctor import Finding
 
 OLDEST_PYTHON = (3, 11)
@@ -74,6 +77,18 @@ def check_isolation(context: DoctorContext) -> Iterable[Finding]:
     )
 
 
+def check_parsing(context: DoctorContext) -> Iterable[Finding]:
+    """Where uploaded files are parsed."""
+    with closing(open_parsers(context.home, context.config)) as parsers:
+        isolation_name = parsers.isolation
+    what = "uploaded files are parsed in a process of their own, without keys and environment"
+    if isolation_name in isolation.SEPARATING:
+        yield ok("parsing", f"{what}, in {isolation_name}")
+    else:
+        words = f"{what}, but with the platform's own rights: no sandbox works here"
+        yield warn("parsing", words, fix="see isolation")
+
+
 def check_limits(context: DoctorContext) -> Iterable[Finding]:
     """What holds jobs to their share of the machine."""
     from falaj.drivers.processes.limits.enforcement import describe_enforcement
@@ -117,7 +132,14 @@ def check_platform(context: DoctorContext) -> Iterable[Finding]:
         yield ok("port", f"{server.bind}:{server.port} is free")
     except OSError as error:
         words = f"{server.bind}:{server.port} cannot be used: {error.strerror}"
-        yield fail("port", words, fix="falaj up --port 0 takes one that is free, or set server.port")
+        if (
+            error.errno == errno.EADDRINUSE
+            and "port" not in server.model_fields_set
+            and is_loopback(server.bind)
+        ):
+            yield ok("port", f"{words}; falaj up chooses the next that is free")
+        else:
+            yield fail("port", words, fix="falaj up --port 0 takes one that is free, or set server.port")
 
 
 def check_clock(context: DoctorContext) -> Iterable[Finding]:
@@ -135,6 +157,7 @@ def check_clock(context: DoctorContext) -> Iterable[Finding]:
 def check_extras(context: DoctorContext) -> Iterable[Finding]:
     needed = {"postgres"} if context.config.metadata.url else set()
     needed |= {"hsm"} if isinstance(context.config.keys, Pkcs11Config) else set()
+    needed |= {"k8s"} if context.config.kubernetes is not None else set()
     found = {extra: _installed(package) for extra, package in EXTRAS.items()}
     for extra in sorted(needed):
         if found[extra] is None:

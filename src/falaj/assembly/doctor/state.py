@@ -6,17 +6,24 @@ import os
 import socket
 import stat
 from collections.abc import Iterable
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 from falaj.assembly import drivers
+from falaj.assembly import home as homes
 from falaj.assembly.config import reveal
-from falaj.assembly.doctor.findings import LATER, DoctorContext, fail, guarded, ok, warn
+from falaj.assembly.doctor.findings import LATER, DoctorContext, fail, failures, guarded, ok, warn
+from falaj.assembly.stores import store_faults
 from falaj.control.services import all_operations
-from falaj.errors import NotFound
+from falaj.errors import ConfigInvalid, NotFound
+from falaj.governance.audit.log import AuditLog, read_log_id
+from falaj.governance.audit.witness import Witness
+from falaj.governance.encryption.keyring import Keyring
 from falaj.governance.policy.engine import PolicyEngine, PolicyText
+from falaj.governance.residency.stores import registered_stores
 from falaj.ports.blobs import BlobKey
-from falaj.records.config import Pkcs11Config, S3Bucket, ZoneConfig
+from falaj.ports.keys import KeyService
+from falaj.records.config import LocalFiles, Pkcs11Config, S3Bucket, ZoneConfig
 from falaj.records.doctor import Finding
 from falaj.records.names import new_id
 
@@ -25,12 +32,16 @@ REACH_S = 3
 
 def check_home(context: DoctorContext) -> Iterable[Finding]:
     path = context.home.path
+    if path.is_symlink():
+        path = path.resolve()  # the folder behind a link is what can block, and what a fix is about
     if not path.exists():
         yield _unmade_home(path)
     elif not path.is_dir():
         yield fail("home", f"{path} is not a directory", fix="name another with --home or FALAJ_HOME")
     elif not os.access(path, os.R_OK | os.W_OK | os.X_OK):
         yield fail("home", f"{path} cannot be read and written", fix=f"chown -R {os.geteuid()} {path}")
+    elif not context.is_made and (found := homes.lost_id(path, context.home.config_dir)) is not None:
+        yield fail("home", found.message, fix=found.faults[0].fix)
     elif (mode := stat.S_IMODE(path.stat().st_mode)) & 0o077:
         yield warn("home", f"{path} is open to others (mode {mode:04o})", fix=f"chmod 700 {path}")
     else:
@@ -95,6 +106,62 @@ def check_metadata(context: DoctorContext) -> Iterable[Finding]:
         yield ok("metadata", f"{engine.url.render_as_string(hide_password=True)} answers, schema {HEAD}")
 
 
+def check_stores(context: DoctorContext) -> Iterable[Finding]:
+    """Whether the stores are those that other homes on the same database use."""
+    from falaj.drivers.sql.database import open_database
+
+    if not context.is_made or context.config.metadata.url is None:
+        return
+    database = open_database(drivers.metadata_url(context.home, context.config))
+    try:
+        with database.read() as tx:
+            platform, known = read_log_id(tx), registered_stores(tx)
+    finally:
+        database.close()
+    faults = store_faults(context.home, context.config, platform, known)
+    yield from failures("stores", ConfigInvalid("stores", faults=faults)) if faults else ()
+    if not faults:
+        yield ok("stores", "all homes on this database see the same ones")
+
+
+def check_audit(context: DoctorContext) -> Iterable[Finding]:
+    """Look for entries that are not the platform's, a lost witness and a rolled-back database; it signs nothing."""
+    import sqlalchemy as sa
+
+    from falaj.drivers.sql.database import open_database
+    from falaj.drivers.sql.migrate import HEAD, current_version
+
+    if not context.has_database or not context.is_made:
+        yield ok("audit", f"the log is {LATER}")
+        return
+    url = drivers.metadata_url(context.home, context.config)
+    engine = sa.create_engine(url)
+    found = current_version(engine)
+    engine.dispose()
+    if found != HEAD:
+        return  # `check_metadata` says so
+    with closing(open_database(url)) as database, closing(_open_keys(context)) as keys:
+        with database.read() as tx:
+            log_id = read_log_id(tx)
+        path = context.config.audit.witness or context.home.witness
+        witness = Witness(path, keys, log_id=log_id, home=context.home.ident)
+        known = witness.memory()
+        if known is not None and str(path) not in known.files:
+            yield ok("audit", f"the witness is {path} from the next start on")
+            return
+        derive = Keyring(database, keys).derived
+        log = AuditLog(database, keys=keys, derive=derive, log_id=log_id, witness=witness)
+        problems = log.damage()["problems"]
+    for problem in problems:
+        yield fail("audit", problem, fix="falaj audit verify names what was changed")
+    if not problems:
+        yield ok("audit", f"log {log_id} can be signed; its witness is {path}")
+
+
+def _open_keys(context: DoctorContext) -> KeyService:
+    return drivers.open_keys(context.home, context.config, first_start=False)
+
+
 def check_zones(context: DoctorContext) -> Iterable[Finding]:
     for name, zone in context.config.zones.items():
 
@@ -102,6 +169,27 @@ def check_zones(context: DoctorContext) -> Iterable[Finding]:
             return [ok(f"zone {name}", _try_zone(context, name, zone))]
 
         yield from guarded(f"zone {name}", check, context)
+        yield from _misplaced(context, name, zone)
+    if context.config.machine_zone is None:
+        words = (
+            "this machine names none of several zones: what a label restricts neither runs nor is served here"
+        )
+        yield warn("node", words, fix=f'[node] zone = "{context.config.default_zone}" in falaj.toml')
+
+
+def _misplaced(context: DoctorContext, name: str, zone: ZoneConfig) -> Iterable[Finding]:
+    """Yield what of a zone lies on this machine although the zone is elsewhere."""
+    config, home = context.config, context.home
+    folder = zone.blobs.path if isinstance(zone.blobs, LocalFiles) else None
+    for what, named in (("tables", zone.tables.path), ("online", zone.online.path)):
+        own = named or (None if folder is None else folder / what / name)
+        if own is not None and (left := home.path / what / name).exists():
+            words = f"{left} lies in the home, and not in the zone's folder"
+            yield warn(f"zone {name}", words, fix=f"falaj down; mkdir -p {own.parent}; mv {left} {own}")
+    in_home = isinstance(zone.blobs, LocalFiles) and zone.blobs.path is None
+    if in_home and config.machine_zone not in (None, name):
+        words = f"its bytes lie in the home, on this machine, which is in zone {config.machine_zone}"
+        yield warn(f"zone {name}", words, fix=f"name a folder in it: zones.{name}.blobs.path")
 
 
 def _try_zone(context: DoctorContext, name: str, zone: ZoneConfig) -> str:

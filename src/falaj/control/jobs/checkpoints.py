@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from falaj.control.authorization import acting
 from falaj.control.jobs.storage_limits import StorageLimits
 from falaj.control.services import Services
-from falaj.errors import FalajError
+from falaj.errors import Damaged, FalajError, NotFound, TooLarge
+from falaj.governance.blobs.direct import StagedUpload, UploadGrant
 from falaj.governance.operations.caller import Caller
 from falaj.records.names import ObjectId
 from falaj.records.training.jobs import Checkpoint, CheckpointPart
@@ -33,6 +34,8 @@ class UnfinishedCheckpoint:
 
     parts: dict[int, ObjectId] = field(default_factory=dict)
     sizes: dict[int, int] = field(default_factory=dict)
+    grants: dict[int, UploadGrant] = field(default_factory=dict)
+    """Parts that are being uploaded straight to the store."""
 
     def beside(self, number: int) -> int:
         """Return the bytes of all parts but that one."""
@@ -53,10 +56,14 @@ class CheckpointUploads:
         service: Caller,
         fence: int,
         limits: StorageLimits,
+        zone: Callable[[], str | None] = lambda: None,
+        is_store_open: bool = False,
     ) -> None:
+        """`is_store_open`: the machines of the attempt may reach the object store."""
+        self._is_store_open = is_store_open
         self._services, self._job, self._attempt, self._workspace = services, job, attempt, workspace
         self._owner, self._service, self._fence = owner, service, fence
-        self._limits = limits
+        self._limits, self._zone = limits, zone
         self._unfinished: dict[SaveId, UnfinishedCheckpoint] = {}
         self._lock = threading.Lock()
 
@@ -70,12 +77,54 @@ class CheckpointUploads:
         _require("number", number, most=MAX_PARTS - 1)
         what = f"part {number} of the checkpoint of step {mark.step}"
         save = self._announce(mark, number, size, what)
+        self._take(mark, number, save, self._limits.watch(body, what=what))
+
+    def grant_part(self, mark: SaveId, number: int, *, size: int) -> UploadGrant | None:
+        """Announce a part of `size` bytes that is uploaded to the store itself; none if it is to come through here."""
+        require_mark(mark)
+        _require("number", number, most=MAX_PARTS - 1)
+        _require("size", size)
+        if not self._is_store_open:
+            return None
+        self._owner()  # raises if they may no longer act
+        zone = self._services.blobs.gate.zones.named(self._zone()).name
+        grant = self._services.jobs.stored.grant_upload(self._workspace, zone=zone)
+        if grant is not None:
+            what = f"part {number} of the checkpoint of step {mark.step}"
+            save = self._announce(mark, number, size, what)
+            with self._lock:
+                replaced = save.grants.get(number)
+                save.grants[number] = grant
+            self._discard(replaced)
+        return grant
+
+    def confirm_part(self, mark: SaveId, number: int, *, blob: str, sha256: str) -> None:
+        """Take a part that was uploaded to the store, if it is what was announced; a repeated call has no effect."""
+        require_mark(mark)
+        with self._lock:
+            save = self._unfinished.get(mark) or UnfinishedCheckpoint()
+            if save.parts.get(number) == blob:
+                return
+            grant = save.grants.get(number)
+        if grant is None or grant.ident != blob:
+            raise CheckpointFailed(
+                f"part {number} of the checkpoint of step {mark.step} has no such upload; send it again"
+            )
+        staged = StagedUpload(grant, save.sizes[number], sha256)
         try:
-            blob = self._upload(body, what)
+            self._take(mark, number, save, staged)
+        except (Damaged, NotFound, TooLarge) as error:
+            raise CheckpointFailed(f"the store has not what was announced: {error.message}") from error
+
+    def _take(self, mark: SaveId, number: int, save: UnfinishedCheckpoint, body: Iterator[bytes]) -> None:
+        """Store a part that was announced."""
+        try:
+            blob = self._upload(body)
         except BaseException:
             self._withdraw(mark, number, save)
             raise
         with self._lock:
+            save.grants.pop(number, None)
             is_wanted = self._unfinished.get(mark) is save
             replaced = (
                 {save.parts.get(number)} if is_wanted else {blob}
@@ -109,7 +158,7 @@ class CheckpointUploads:
         parts = self._arrived(mark, sizes)
         what = f"the manifest of the checkpoint of step {mark.step}"
         self._limits.require(size, beside=sum(sizes), what=what)
-        blob = self._upload(manifest, what)
+        blob = self._upload(self._limits.watch(manifest, what=what))
         try:
             self._keep(mark, blob, parts, keep=keep, best=best)
         except FalajError:
@@ -153,13 +202,18 @@ class CheckpointUploads:
     def _announce(self, mark: SaveId, number: int, size: int, what: str) -> UnfinishedCheckpoint:
         """Count a part from now on; drop the oldest uncommitted checkpoints."""
         dropped: set[ObjectId] = set()
+        given_up: list[UploadGrant] = []
         with self._lock:
             save = self._unfinished.get(mark) or UnfinishedCheckpoint()
             self._limits.require(size, beside=save.beside(number), what=what)
             save.sizes[number] = size
             self._unfinished[mark] = save
             while len(self._unfinished) > MOST_UNFINISHED:
-                dropped |= {*self._unfinished.pop(next(iter(self._unfinished))).parts.values()}
+                oldest = self._unfinished.pop(next(iter(self._unfinished)))
+                dropped |= {*oldest.parts.values()}
+                given_up += oldest.grants.values()
+        for grant in given_up:
+            self._discard(grant)
         self._drop(dropped)
         return save
 
@@ -167,9 +221,11 @@ class CheckpointUploads:
         """Forget a part whose upload failed, and an earlier upload of it, which was to be replaced."""
         with self._lock:
             save.sizes.pop(number, None)
+            grant = save.grants.pop(number, None)
             dropped = {save.parts.pop(number, None)} - {None}
             if not save.sizes and self._unfinished.get(mark) is save:
                 del self._unfinished[mark]
+        self._discard(grant)
         self._drop(dropped)
 
     def _arrived(self, mark: SaveId, sizes: Sequence[int]) -> tuple[ObjectId, ...]:
@@ -202,10 +258,24 @@ class CheckpointUploads:
                 best=best,
             )
 
-    def _upload(self, body: Iterator[bytes], what: str) -> ObjectId:
-        watched = self._limits.watch(body, what=what)
+    def _upload(self, body: Iterator[bytes]) -> ObjectId:
+        zone = body.grant.zone if isinstance(body, StagedUpload) else self._zone()
         with acting(self._owner(), fence=self._fence):
-            return self._services.blobs.upload(watched, workspace=self._workspace, sources=(self._job,)).id
+            return self._services.blobs.upload(
+                body, workspace=self._workspace, sources=(self._job,), zone=zone
+            ).id
+
+    def close(self) -> None:
+        """Remove what was uploaded to the store and not confirmed; what cannot be removed expires."""
+        with self._lock:
+            grants = [grant for save in self._unfinished.values() for grant in save.grants.values()]
+        for grant in grants:
+            self._discard(grant)
+
+    def _discard(self, grant: UploadGrant | None) -> None:
+        if grant is not None:
+            with suppress(FalajError):
+                self._services.jobs.stored.discard_upload(grant)
 
     def _drop(self, blobs: Iterable[ObjectId | None]) -> None:
         """Delete blobs that will not be committed; those that cannot be deleted expire."""

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-import platform as machine
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from functools import cache
-from importlib.metadata import distributions
 from pathlib import Path
 
 from falaj.errors import InvalidInput
+from falaj.ports.cluster.python_packages import list_packages
+from falaj.ports.launcher import PodImage
 
 PACKAGE = Path(__file__).parents[2]
 """The package falaj: jobs import the runtime from it."""
@@ -60,7 +59,7 @@ class JobPython:
     def packages(self) -> str:
         """Return the interpreter and the packages, one per line."""
         if self._folder is None:
-            return list_packages(machine.python_version(), sys.executable, None)
+            return list_packages()
         return list_packages(
             read_pyvenv_config(self._folder).get("version", "?"),
             self.executable,
@@ -83,19 +82,31 @@ def python_for(environments: Mapping[str, Path], name: str | None) -> JobPython:
     return JobPython(folder)
 
 
+def image_for(images: Mapping[str, str], name: str) -> str:
+    """Return the image of an environment on a cluster; InvalidInput, with the known ones, if there is none."""
+    found = images.get(name)
+    if found is None:
+        known = ", ".join(sorted(images)) or "none: this platform has only the image kubernetes.image"
+        fix = (
+            f'an administrator adds {name} = "IMAGE@sha256:…" to [kubernetes.environments] in falaj.toml; falaj images '
+            "build --environment FILE makes one"
+        )
+        raise InvalidInput.at("environment", given=name, allowed=known, fix=fix)
+    return found
+
+
+def describe_image(image: PodImage) -> str:
+    """Return what is known of an image that a job ran in: its name, its digest, and its packages."""
+    ran = f"# ran {image.ran}\n" if image.ran else ""
+    return f"# image {image.reference}\n{ran}{image.packages}"
+
+
 def packages_of(environments: Mapping[str, Path], name: str | None) -> bytes:
     """Return the packages that a job ran with, as far as they are still known."""
     try:
         return python_for(environments, name).packages().encode()
     except InvalidInput:
         return f"# the environment {name}, which falaj.toml no longer lists\n".encode()
-
-
-@cache
-def list_packages(version: str, executable: str, sites: tuple[str, ...] | None) -> str:
-    found = distributions() if sites is None else distributions(path=list(sites))
-    packages = sorted({f"{each.name}=={each.version}" for each in found}, key=str.lower)
-    return "\n".join([f"# Python {version}", f"# {machine.platform()}", f"# {executable}", *packages, ""])
 
 
 def read_pyvenv_config(folder: Path) -> dict[str, str]:

@@ -25,14 +25,19 @@ _path = TypeAdapter(ArtifactPath)
 
 
 def upload_outputs(
-    services: Services, folder: Path, *, workspace: ObjectId, sources: tuple[str, ...]
+    services: Services,
+    folder: Path,
+    *,
+    workspace: ObjectId,
+    sources: tuple[str, ...],
+    zone: str | None = None,
 ) -> tuple[JobOutput, ...]:
     """Upload every regular file below `folder` as a staged blob. Links are not followed."""
     made: list[JobOutput] = []
     for path, handle in output_files(folder):
         with os.fdopen(handle, "rb") as file:
             blob = services.blobs.upload(
-                iter(lambda: file.read(CHUNK_BYTES), b""), workspace=workspace, sources=sources
+                iter(lambda: file.read(CHUNK_BYTES), b""), workspace=workspace, sources=sources, zone=zone
             )
         made.append(JobOutput(path=path, blob=blob.id))
     return tuple(made)
@@ -97,7 +102,13 @@ def _refused(given: str, allowed: str, fix: str | None = None) -> InvalidInput:
 
 
 def upload_log(
-    services: Services, launcher: Launcher, attempt: str, *, workspace: ObjectId, sources: tuple[str, ...]
+    services: Services,
+    launcher: Launcher,
+    attempt: str,
+    *,
+    workspace: ObjectId,
+    sources: tuple[str, ...],
+    zone: str | None = None,
 ) -> ObjectId:
     """Upload the output of the attempt's processes as a staged blob."""
 
@@ -107,4 +118,4 @@ def upload_log(
             offset += len(piece)
             yield piece
 
-    return services.blobs.upload(pieces(), workspace=workspace, sources=sources).id
+    return services.blobs.upload(pieces(), workspace=workspace, sources=sources, zone=zone).id

@@ -2,7 +2,8 @@
 
 An attempt is recorded before it starts, starting is idempotent, and its end is recorded in one transaction. So a
 reconciler that is killed at any moment leaves enough for the next one to continue, and nothing runs twice. Likewise a
-preemption is recorded before any job is told to stop.
+preemption is recorded before any job is told to stop. An attempt on a machine whose controller is no longer in charge
+is given up when its supervisor has certainly stopped it (decision 0023).
 """
 
 from __future__ import annotations
@@ -12,22 +13,24 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 from typing import Any, NoReturn
 
 from falaj.control.authorization import acting, controller_caller
+from falaj.control.jobs.agent_server import RemoteAgentServer
 from falaj.control.jobs.attempts import Attempt
-from falaj.control.jobs.context import ControllerContext, JobHost, remove_attempt
+from falaj.control.jobs.context import ControllerContext, JobHost, RemoteHost, remove_attempt, secret_of
 from falaj.control.jobs.staging import make_traversable
 from falaj.control.services import Services
 from falaj.errors import Conflict, FalajError, Fenced, Unavailable
 from falaj.governance.operations.caller import start_thread
 from falaj.governance.operations.gate import Gate
+from falaj.ports.launcher import fence_wait_s
 from falaj.records.names import ObjectId
 from falaj.records.scheduling.snapshot import Decision, Evict, Node, Request, Start
-from falaj.records.training.jobs import JobState
-from falaj.scheduling import Backlog, decide_from
+from falaj.scheduling import Backlog, decide_from, hand_over
 from falaj.training import store
 from falaj.training.queue import QueueSnapshot, is_due
 from falaj.training.store import JobRow, RunningJobRow
@@ -61,17 +64,23 @@ class JobReconciler:
         self, gate: Gate, services: Services, host: JobHost, *, fence: int, on_lost: Callable[[], NoReturn]
     ) -> None:
         service = controller_caller(gate.database)
-        self._context = ControllerContext(gate, services, service, fence, on_lost)
         self._host = host
+        self._context = ControllerContext(gate, services, service, fence, on_lost)
+        if host.remote is not None:
+            self._context = replace(self._context, agents=self._listen(host.remote, on_lost))
         self._attempts: dict[str, AttemptThread] = {}
         self._failed, self._refused = Backoff(first_s=FIRST_BACKOFF_S), Backoff(first_s=FIRST_BACKOFF_S)
         self._missing: dict[str, float] = {}
+        self._in_charge_since = time.monotonic()
+        self._awaited: set[tuple[str, int]] = set()
         self._trigger = DecisionTrigger()
         make_traversable(host.folder)
         try:
             self._remove_leftovers()
         except Fenced:
             on_lost()
+        if host.remote is not None:
+            start_thread(self._sweep, host.remote, name="sweep")
 
     def tick(self) -> None:
         """Supervise the running attempts, and decide on the queue if that is due."""
@@ -85,10 +94,26 @@ class JobReconciler:
     def stop(self) -> None:
         """Interrupt every attempt, so that its job is queued again; slow ones are left to the next controller."""
         for each in self._attempts.values():
-            each.attempt.request_stop("interrupted")
+            if each.attempt.is_handed_over:
+                each.attempt.leave()  # it keeps its place in the queue of the cluster
+            else:
+                each.attempt.request_stop("interrupted")
         deadline = time.monotonic() + STOP_S
         for each in self._attempts.values():
             each.thread.join(max(0.0, deadline - time.monotonic()))
+        if self._context.agents is not None:
+            self._context.agents.close()
+
+    def _listen(self, remote: RemoteHost, on_lost: Callable[[], NoReturn]) -> RemoteAgentServer:
+        """Return the agents for workers and ranks on other machines."""
+        return RemoteAgentServer(
+            remote.listen,
+            certificate=remote.certificate,
+            key=remote.key,
+            secret_of=lambda attempt: secret_of(self._host.agent_key, attempt),
+            is_current=self._is_current,
+            on_fenced=on_lost,
+        )
 
     # ---------------------------------------------------------------------------------------- running jobs
 
@@ -109,7 +134,9 @@ class JobReconciler:
 
     def _reconcile(self, row: RunningJobRow) -> None:
         known = self._attempts.get(row.id)
-        if known is None or known.attempt.number != row.attempt:
+        if self._is_elsewhere(row) and (left_s := self._fenced_in_s(row)) > 0:
+            self._await_fence(row, left_s)
+        elif known is None or known.attempt.number != row.attempt:
             self._supervise(row.id)
         elif known.thread.is_alive():
             self._forward(known.attempt, row, nodes=row.nodes)
@@ -122,7 +149,7 @@ class JobReconciler:
         """Start a thread that brings the job's attempt to its end."""
         with self._context.gate.database.read() as tx:
             row = store.job_row(tx, job)
-        if row.state is not JobState.RUNNING:
+        if not row.has_attempt:
             return
         attempt = Attempt(self._context, self._host, row)
         self._forward(attempt, row, nodes=tuple(placed.node for placed in row.placements))
@@ -135,8 +162,12 @@ class JobReconciler:
             attempt.request_stop("cancelled")
         if row.leaving:
             attempt.request_stop("preempted")
+        if row.handed_over and self._host.waiting_limit is None:
+            attempt.request_stop("interrupted")  # the platform decides again
         if lost := self._lost_node(nodes):
             attempt.lose(lost)
+        if self._is_elsewhere(row):
+            attempt.lose(nodes[0] if nodes else "of the attempt")
 
     def _back_off(self, failed: AttemptThread) -> None:
         """Schedule the retry of an attempt whose thread failed before its end was recorded."""
@@ -147,12 +178,36 @@ class JobReconciler:
             with suppress(Unavailable):
                 self._context.update_job(job, reason=words[:2000])
 
+    def _is_elsewhere(self, row: RunningJobRow | JobRow) -> bool:
+        """Return whether another home, whose controller is not in charge, has started the attempt."""
+        return row.home is not None and self._host.home is not None and row.home != self._host.home
+
+    def _fenced_in_s(self, row: RunningJobRow) -> float:
+        """Return the seconds until an attempt elsewhere has certainly ended.
+
+        The controller there renewed its lease before this one was in charge.
+        """
+        waits_s = LOST_AFTER_S if row.fence_s is None else fence_wait_s(row.fence_s)
+        return self._in_charge_since + waits_s - time.monotonic()
+
+    def _await_fence(self, row: RunningJobRow, left_s: float) -> None:
+        """Say once why an attempt elsewhere is left alone."""
+        if (row.id, row.attempt) in self._awaited:
+            return
+        self._awaited.add((row.id, row.attempt))
+        where = row.nodes[0] if row.nodes else "another machine"
+        words = (
+            f"attempt {row.attempt} ran on {where}, whose controller is gone; it has ended in {left_s:.0f} s"
+        )
+        self._context.update_job(row.id, reason=f"{words}, and then the job is queued again")
+
     def _update_missing(self, running: Sequence[RunningJobRow], nodes: Sequence[Node]) -> None:
         """Record since when nodes with attempts on them are missing."""
         there = {node.name for node in nodes}
         used = {name for row in running for name in row.nodes}
+        gone = (name for name in used - there if not self._host.is_unseen(name))
         now = time.monotonic()
-        self._missing = {name: self._missing.get(name, now) for name in used - there}
+        self._missing = {name: self._missing.get(name, now) for name in gone}
 
     def _lost_node(self, nodes: Sequence[str]) -> str | None:
         now = time.monotonic()
@@ -167,6 +222,15 @@ class JobReconciler:
         with gate.database.read() as tx:
             seen = queue.snapshot(tx, nodes, now=gate.clock(), without=paused)
         self._refused.retain(seen.attempts)
+        if self._host.waiting_limit is not None:
+            self._trigger.record_decision(
+                version,
+                nodes,
+                next_due=seen.next_due,
+                waits=bool(seen.snapshot.pending or paused),
+                took_s=self._hand_over(seen, limit=self._host.waiting_limit),
+            )
+            return
         decisions = (
             decide_from(Backlog(seen.snapshot.pending), seen.snapshot) if seen.snapshot.pending else ()
         )
@@ -189,9 +253,32 @@ class JobReconciler:
     def _begin(self, start: Start, number: int, request: Request) -> None:
         """Record the attempt, then start it."""
         begin = self._context.services.jobs.begin
-        facts: dict[str, Any] = {"attempt": number, "placements": start.placements, "borrows": start.borrows}
+        facts: dict[str, Any] = {
+            "attempt": number,
+            "placements": start.placements,
+            "borrows": start.borrows,
+            "home": self._host.home,
+            "fence_s": self._host.fence_s,
+        }
         if self._record(start.job, lambda: begin(start.job, **facts, decided=request)):
             self._supervise(start.job)
+
+    def _hand_over(self, seen: QueueSnapshot, *, limit: int) -> float:
+        """Hand over what Kueue may decide on, and return how many seconds the decision took."""
+        began = time.monotonic()
+        chosen = hand_over(seen.snapshot, seen.handed_over, limit=limit) if seen.snapshot.pending else []
+        took_s = time.monotonic() - began
+        record = self._context.services.jobs.hand_over
+        for request in chosen:
+            facts: dict[str, Any] = {
+                "attempt": seen.attempts[request.job] + 1,
+                "home": self._host.home,
+                "fence_s": self._host.fence_s,
+                "decided": request,
+            }
+            if self._record(request.job, partial(record, request.job, **facts)):
+                self._supervise(request.job)
+        return took_s
 
     def _preempt(self, job: ObjectId, victims: list[ObjectId]) -> None:
         """Record which jobs are preempted for `job`; their attempts are told at the next tick."""
@@ -227,6 +314,28 @@ class JobReconciler:
                 if running.get(home.name) != number:
                     self._context.require_lease()  # else the next controller may have started it
                     self._remove(home.name, number)
+
+    def _sweep(self, remote: RemoteHost) -> None:
+        """Remove what earlier controllers left on other machines, once those answer."""
+        while True:
+            try:
+                removed = remote.sweep(self._is_current)
+            except Unavailable as error:
+                log.warning("leftovers are not removed yet", extra={"reason": error.message})
+                time.sleep(LONGEST_BACKOFF_S)
+            except Exception:
+                log.exception("failed to remove leftovers on other machines")
+                return
+            else:
+                log.info("leftovers removed", extra={"attempts": removed})
+                return
+
+    def _is_current(self, attempt: str) -> bool:
+        """Return whether an attempt is one of a running job."""
+        job, _, number = attempt.rpartition("/")
+        self._context.require_lease()
+        with self._context.gate.database.read() as tx:
+            return any(row.id == job and str(row.attempt) == number for row in store.running(tx))
 
     def _remove(self, job: str, number: int) -> None:
         """Remove the files of an attempt; a failure is logged, and does not stop the reconciler."""

@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from falaj.control.services import Services
-from falaj.errors import InvalidInput
+from falaj.errors import InvalidInput, TooLarge
 from falaj.governance import objects
 from falaj.ports.metadata import Database
+from falaj.ports.parsers import ParserPool
 from falaj.records.governance.objects import StoredObject
 from falaj.records.training.jobs import JobSpec
-from falaj.training.code_archive import unpack_code
+from falaj.training.code_archive import LARGEST_BYTES, unpack_code
 from falaj.training.store import JobRow
 
 CheckStop = Callable[[], None]
@@ -24,7 +25,13 @@ CheckStop = Callable[[], None]
 
 
 def stage(
-    services: Services, database: Database, row: JobRow, directory: Path, *, check_stop: CheckStop
+    services: Services,
+    database: Database,
+    row: JobRow,
+    directory: Path,
+    *,
+    parsers: ParserPool,
+    check_stop: CheckStop,
 ) -> None:
     """Fill `directory` on behalf of the current caller. It appears when it is complete; an existing one is kept."""
     if directory.exists():
@@ -34,7 +41,9 @@ def stage(
         for name in ("code", "inputs", "outputs"):
             (draft / name).mkdir(mode=0o700)
         if row.code is not None:
-            unpack_code(_ByteStream(services.blobs.read(row.code)), draft / "code")
+            unpack_code(
+                _code_archive(services.blobs.read(row.code)), draft / "code", parsers, owner=row.behalf
+            )
             _require_script(row.spec, draft / "code")
         for name, found in _inputs(database, row).items():
             check_stop()
@@ -109,15 +118,11 @@ def _write_parquet(table: Any, target: Path) -> None:
     target.chmod(0o600)
 
 
-class _ByteStream:
-    """Pieces of bytes as a file that is read from start to end."""
-
-    def __init__(self, pieces: Iterator[bytes]) -> None:
-        self._pieces = pieces
-        self._left = b""
-
-    def read(self, size: int, /) -> bytes:
-        while len(self._left) < size and (piece := next(self._pieces, None)) is not None:
-            self._left += piece
-        taken, self._left = self._left[:size], self._left[size:]
-        return taken
+def _code_archive(pieces: Iterator[bytes]) -> bytes:
+    """Return the whole archive, which is not larger than the code that it holds."""
+    archive = bytearray()
+    for piece in pieces:
+        archive += piece
+        if len(archive) > LARGEST_BYTES:
+            raise TooLarge(f"the archive of the code has more than {LARGEST_BYTES} bytes")
+    return bytes(archive)

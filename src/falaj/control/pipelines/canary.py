@@ -1,53 +1,84 @@
-"""The canary workflow, and its verdict as a pure function of the statistics of both versions.
+"""The canary workflow: serve a challenger beside the champion, then promote it, roll it back or keep the champion.
 
-A canary serves a challenger beside the champion, then promotes it or rolls back. Scores are analysed three times at
-most: when there are `labels` labels of each version, twice and four times as many. Each analysis uses a third of the
-risk (Bonferroni), so that three of them keep within the stated risk.
+The verdict is computed from the endpoint's observations in the order in which they were stored (`verdict`). It is a
+pure function of them: a controller that takes over computes the same from the first one on.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
 
+from falaj.control.pipelines.verdict import (
+    REFERENCE_LABELS,
+    REFERENCE_REQUESTS,
+    CanaryJudge,
+    squared_error_bound,
+)
 from falaj.control.services import Services
 from falaj.control.workflows.context import WorkflowContext, to_json
 from falaj.errors import Conflict, FalajError
 from falaj.ports.workflows import JsonObject
-from falaj.records.control.pipelines import Canary, CanaryVerdict
+from falaj.records.control.pipelines import Canary, CanaryOutcome, CanaryVerdict
 from falaj.records.record import utc_now
-from falaj.records.serving import EndpointStats, Route, VersionStats
+from falaj.records.serving import EndpointStats, Route, ScoringRule, VersionStats
 
 Weights = dict[str, int]
 """Shares of requests by version."""
 
-ANALYSES = 3
-BOUND = 2.128
-"""Standard errors: one-sided, 5 % in all, a third of it for each analysis."""
+PAGE = 100
+"""Observations that are read at once."""
+REFERENCE = timedelta(days=1)
+"""The champion's latency and errors of this time before the canary give the bounds of slow requests and of scores."""
 
 
 def canary(services: Services, context: WorkflowContext, given: JsonObject) -> JsonObject:
-    """Serve a version beside the champion, then promote it or roll back."""
+    """Serve a version beside the champion, then promote it, roll it back, or keep the champion."""
     endpoint, plan = given["endpoint"], Canary.model_validate(given["canary"])
     begun = context.run("look at the champion", lambda: _champion(services, endpoint, given["version"]))
     trial = _Trial(services, endpoint, begun, plan)
+    verdict: JsonObject = {}
     try:
-        split = context.run("begin the canary", trial.split)
-        observation = _Observation(trial, context, datetime.fromisoformat(split["changed_at"]))
-        verdict = context.wait("canary", observation.poll, every_s=0.5)
-        if verdict["promote"] and given["alias"]:
-            verdict = _wait_for_approval(trial, context, given, verdict)
+        verdict = _wait_before_serving(trial, context, given) or _try_out(trial, context, given)
         if verdict["promote"]:
             context.run("route all to it", trial.route_all)
             if given["alias"]:
                 context.run("promote", lambda: _promote(services, begun["challenger"], given["alias"]))
     except FalajError as error:
-        verdict = {"promote": False, "words": error.message}
+        verdict = {**verdict, **_ended_early(error.message)}
     if not verdict["promote"]:
-        context.undo("roll back", trial.roll_back)
+        context.undo("return to the champion", trial.return_to_champion)
+    context.as_controller("tell the verdict", lambda: trial.conclude(context.workflow, verdict))
     return {"version": begun["challenger"], "champion": begun["champion"], "verdict": verdict}
+
+
+def _ended_early(words: str) -> JsonObject:
+    """Return what replaces a verdict where something other than the evidence ends the canary."""
+    ended = CanaryVerdict(outcome=CanaryOutcome.UNDECIDED, promote=False, words=words)
+    return ended.model_dump(mode="json", include={"outcome", "promote", "words"})
+
+
+def _wait_before_serving(trial: _Trial, context: WorkflowContext, given: JsonObject) -> JsonObject | None:
+    """Wait for the approval that a protected endpoint requires before the first request; return a refusal, if any."""
+    alias = trial.begun.get("protected")
+    if alias is None:
+        return None
+    routed = trial.begun["routes"]
+    return _wait_for_approval(trial, context, given, name="approval to serve", alias=alias, routed=routed)
+
+
+def _try_out(trial: _Trial, context: WorkflowContext, given: JsonObject) -> JsonObject:
+    """Serve both versions until there is a verdict, and the approval that the alias requires."""
+    split = context.run("begin the canary", trial.split)
+    observation = _Observation(trial, context, datetime.fromisoformat(split["changed_at"]))
+    verdict = context.wait("canary", observation.poll, every_s=0.5)
+    if not verdict["promote"] or not given["alias"]:
+        return verdict
+    refused = _wait_for_approval(
+        trial, context, given, name="approval", alias=given["alias"], routed=trial.divided
+    )
+    return verdict if refused is None else {**verdict, **refused}
 
 
 def _champion(services: Services, endpoint: str, challenger: str) -> JsonObject:
@@ -72,6 +103,20 @@ def _champion(services: Services, endpoint: str, challenger: str) -> JsonObject:
         "challenger": version.id,
         "challenger_version": str(version.number),
         "reference": version.reference,
+        "protected": shown.protected,
+        **_references(services, endpoint, champion),
+    }
+
+
+def _references(services: Services, endpoint: str, champion: str) -> JsonObject:
+    """Return the bound of slow requests and that of scores, from before the canary; none where too little is known."""
+    stats = services.endpoints.stats(endpoint, since=utc_now() - REFERENCE)
+    found = _of(stats, champion)
+    timed = found.requests >= REFERENCE_REQUESTS and found.slow_ms is not None
+    scored = stats.scoring is ScoringRule.SQUARED_ERROR and found.labelled >= REFERENCE_LABELS
+    return {
+        "slow_above_s": found.slow_ms / 1000 if timed and found.slow_ms is not None else None,
+        "score_bound": squared_error_bound(found.score_mean or 0.0) if scored else None,
     }
 
 
@@ -100,24 +145,35 @@ class _Trial:
         self._require(self.begun["routes"], self.divided)
         return self._route(self.divided)
 
-    def require_split(self) -> None:
-        self._require(self.divided)
+    def require_routes(self, weights: Weights) -> None:
+        self._require(weights)
 
     def route_all(self) -> JsonObject:
         self._require(self.divided, self.promoted)
         return self._route(self.promoted)
 
-    def roll_back(self) -> JsonObject:
+    def return_to_champion(self) -> JsonObject:
         """Restore the routes from before the canary, unless someone else has changed them."""
         ours = self._weights() in (self.divided, self.promoted)
         return self._route(self.begun["routes"]) if ours else {}
 
+    def conclude(self, work: str, verdict: JsonObject) -> JsonObject:
+        """Record the verdict, which tells it to whoever gets events."""
+        found = CanaryVerdict.model_validate(verdict)
+        concluded = self.services.pipelines.conclude(
+            self.endpoint, model=self.begun["challenger"], work=work, verdict=found
+        )
+        return to_json(concluded)
+
     def _require(self, *weights: Weights) -> None:
         """Raise Conflict unless the routes are one of `weights`; a repeated step finds its own."""
         if self._weights() not in weights:
-            raise Conflict(
-                f"the routes of {self.endpoint} were changed by someone else; they are left as they are"
-            )
+            raise self.changed()
+
+    def changed(self) -> Conflict:
+        return Conflict(
+            f"the routes of {self.endpoint} were changed by someone else; they are left as they are"
+        )
 
     def _weights(self) -> Weights:
         return {route.version: route.weight for route in self.services.endpoints.show(self.endpoint).routes}
@@ -132,27 +188,46 @@ class _Observation:
 
     def __init__(self, trial: _Trial, context: WorkflowContext, since: datetime) -> None:
         self._trial = trial
-        self._stats = partial(trial.services.endpoints.stats, trial.endpoint, since=since)
+        self._since = since
         self._report = context.report
         self._names = (trial.begun["champion"], trial.begun["challenger_version"])
-        self._plan = trial.plan
-        self._until = since + trial.plan.longest
-        self._analysed = 0
+        self._judge = CanaryJudge(
+            trial.plan,
+            champion=self._names[0],
+            challenger=self._names[1],
+            slow_above_s=trial.begun.get("slow_above_s"),
+            score_bound=trial.begun.get("score_bound"),
+        )
 
     def poll(self) -> JsonObject | None:
         """Return the verdict, or None while more requests or labels are needed."""
-        self._trial.require_split()
-        stats, plan = self._stats(), self._plan
-        champion, challenger = (_of(stats, name) for name in self._names)
-        self._report(
-            f"canary: {challenger.requests} of {plan.requests} requests, "
-            f"{challenger.labelled} of {plan.labels} labels"
-        )
-        verdict = evaluate_canary(
-            champion, challenger, plan, analysed=self._analysed, is_over=utc_now() > self._until
-        )
-        self._analysed = analyses_reached(champion, challenger, plan)
-        return None if verdict is None else to_json(verdict)
+        self._trial.require_routes(self._trial.divided)
+        outcome = self._read_on()
+        self._report(f"canary: {self._judge.progress()}")
+        elapsed = utc_now() - self._since
+        if outcome is CanaryOutcome.UNDECIDED and elapsed <= self._trial.plan.longest:
+            return None
+        stats = self._trial.services.endpoints.stats(self._trial.endpoint, since=self._since)
+        return to_json(self._judge.verdict(*(_of(stats, name) for name in self._names), elapsed=elapsed))
+
+    def _read_on(self) -> CanaryOutcome:
+        """Judge the observations that are new, one after the other, up to the first that decides."""
+        read = partial(self._trial.services.endpoints.observations, self._trial.endpoint, limit=PAGE)
+        while (outcome := self._judge.outcome()) is CanaryOutcome.UNDECIDED:
+            page = read(after=self._judge.last)
+            if page.since != self._since:
+                raise self._trial.changed()
+            if self._judge.last == 0 and page.items and page.items[0].number != 1:
+                raise Conflict(
+                    f"the first observations of {self._trial.endpoint} are gone, so none can be judged"
+                )
+            for seen in page.items:
+                self._judge.add(seen, page.scoring)
+                if self._judge.outcome() is not CanaryOutcome.UNDECIDED:
+                    break
+            if page.next is None:
+                return self._judge.outcome()
+        return outcome
 
 
 def _of(stats: EndpointStats, version: str) -> VersionStats:
@@ -160,131 +235,46 @@ def _of(stats: EndpointStats, version: str) -> VersionStats:
 
 
 def _wait_for_approval(
-    trial: _Trial, context: WorkflowContext, given: JsonObject, verdict: JsonObject
-) -> JsonObject:
-    """Return the verdict once the version is approved by someone else, where its alias requires approval."""
+    trial: _Trial, context: WorkflowContext, given: JsonObject, *, name: str, alias: str, routed: Weights
+) -> JsonObject | None:
+    """Wait until someone else has approved the version for `alias`; return the refusal if nobody did in time."""
     services, begun = trial.services, trial.begun
     by = utc_now() + timedelta(seconds=given["approval_within"])
 
     def poll() -> JsonObject | None:
-        trial.require_split()
-        if not _needs_approval(services, begun["challenger"], given["alias"]):
-            return verdict
+        trial.require_routes(routed)
+        if not _needs_approval(
+            services, begun["challenger"], alias, protected=alias == begun.get("protected")
+        ):
+            return {"approved": True}
         if utc_now() > by:
-            words = f"nobody approved {begun['reference']} for {given['alias']} in time"
-            return {**verdict, "promote": False, "words": words}
+            words = f"nobody approved {begun['reference']} for {alias} in time"
+            return _ended_early(words)
         context.report(
-            f"waits for approval: falaj models approve {begun['reference']} --alias {given['alias']}, by someone else"
+            f"waits for approval: falaj models approve {begun['reference']} --alias {alias}, by someone else"
         )
         return None
 
-    return context.wait("approval", poll)
+    answer = context.wait(name, poll)
+    return None if answer.get("approved") else answer
 
 
-def _needs_approval(services: Services, version: str, alias: str) -> bool:
+def _needs_approval(services: Services, version: str, alias: str, *, protected: bool) -> bool:
+    """Tell whether the version lacks the approval that the alias, or the endpoint (`protected`), requires."""
     found = services.models.version(version)
-    aliases = {each.alias: each for each in services.models.show(found.model).aliases}
-    protected = alias in aliases and aliases[alias].protected
-    return protected and not services.models.approvals(version, alias=alias).items
+    known = {each.alias: each for each in services.models.show(found.model).aliases}.get(alias)
+    if known is not None and known.protected and known.version == found.reference:
+        return False
+    if not protected and not (known is not None and known.protected):
+        return False
+    demands = known is not None and known.independent
+    approved = services.models.approvals(version, alias=alias).items
+    return not any(not demands or each.independent for each in approved)
 
 
 def _promote(services: Services, version: str, alias: str) -> JsonObject:
-    aliases = {
-        each.alias: each for each in services.models.show(services.models.version(version).model).aliases
-    }
-    if alias in aliases and aliases[alias].version == version:
+    found = services.models.version(version)
+    aliases = {each.alias: each for each in services.models.show(found.model).aliases}
+    if alias in aliases and aliases[alias].version == found.reference:
         return {}
     return to_json(services.models.promote(version, to=alias))
-
-
-# -------------------------------------------------------------------------------------------- verdict
-
-
-@dataclass(frozen=True)
-class ScoreDifference:
-    """The difference of the challenger's mean score to the champion's (positive is worse), and its uncertainty."""
-
-    worse_by: float
-    uncertainty: float
-    allowed: float
-
-
-def evaluate_canary(
-    champion: VersionStats,
-    challenger: VersionStats,
-    plan: Canary,
-    *,
-    analysed: int = 0,
-    is_over: bool = False,
-) -> CanaryVerdict | None:
-    """Return the verdict, or None while more data is needed. `analysed` analyses of the scores were undecided."""
-    allowed = _error_rate(champion) + plan.error_rate
-    if challenger.errors > allowed * max(plan.requests, challenger.requests):
-        words = f"{challenger.errors} of {challenger.requests} requests failed; {allowed:.1%} may"
-        return CanaryVerdict(promote=False, words=words, champion=champion, challenger=challenger)
-    if not _is_due(champion, challenger, plan, analysed=analysed):
-        return _undecided(champion, challenger, plan) if is_over else None
-    if plan.labels == 0:
-        words = (
-            f"its error rate is {_error_rate(challenger):.1%}, {allowed:.1%} may fail; no score is required"
-        )
-        return CanaryVerdict(promote=True, words=words, champion=champion, challenger=challenger)
-    scores = compare(champion, challenger, plan)
-    if scores.worse_by + scores.uncertainty <= scores.allowed:
-        return _scored(champion, challenger, scores, promote=True, words="it is not worse")
-    if scores.worse_by - scores.uncertainty > 0:
-        return _scored(champion, challenger, scores, promote=False, words="it is worse")
-    if analyses_reached(champion, challenger, plan) >= ANALYSES or is_over:
-        return _scored(
-            champion, challenger, scores, promote=False, words="it could not be shown to be as good"
-        )
-    return None
-
-
-def compare(champion: VersionStats, challenger: VersionStats, plan: Canary) -> ScoreDifference:
-    """Return the difference of the mean scores; a lower score is better."""
-    old, new = champion.score_mean or 0.0, challenger.score_mean or 0.0
-    error = math.sqrt(_error_of_mean(champion) + _error_of_mean(challenger))
-    return ScoreDifference(worse_by=new - old, uncertainty=BOUND * error, allowed=plan.tolerance * abs(old))
-
-
-def analyses_reached(champion: VersionStats, challenger: VersionStats, plan: Canary) -> int:
-    """Return how many analyses the number of labels allows."""
-    labels = min(champion.labelled, challenger.labelled)
-    return 0 if plan.labels == 0 else sum(labels >= plan.labels * 2**number for number in range(ANALYSES))
-
-
-def _is_due(champion: VersionStats, challenger: VersionStats, plan: Canary, *, analysed: int) -> bool:
-    seen = all(version.requests >= plan.requests for version in (champion, challenger))
-    return seen and (plan.labels == 0 or analyses_reached(champion, challenger, plan) > analysed)
-
-
-def _error_rate(version: VersionStats) -> float:
-    return version.errors / version.requests if version.requests else 0.0
-
-
-def _error_of_mean(version: VersionStats) -> float:
-    """Return the variance of the mean score."""
-    return (version.score_variance or 0.0) / max(version.labelled, 1)
-
-
-def _scored(
-    champion: VersionStats, challenger: VersionStats, scores: ScoreDifference, *, promote: bool, words: str
-) -> CanaryVerdict:
-    seen = f"{scores.worse_by:+.4f} ± {scores.uncertainty:.4f}, {scores.allowed:+.4f} allowed"
-    return CanaryVerdict(
-        promote=promote,
-        words=f"{words}: its score differs by {seen}, on {challenger.labelled} labels",
-        champion=champion,
-        challenger=challenger,
-        worse_by=scores.worse_by,
-        uncertainty=scores.uncertainty,
-    )
-
-
-def _undecided(champion: VersionStats, challenger: VersionStats, plan: Canary) -> CanaryVerdict:
-    words = (
-        f"too little was seen in time: {challenger.requests} of {plan.requests} requests, "
-        f"{challenger.labelled} of {plan.labels} labels"
-    )
-    return CanaryVerdict(promote=False, words=words, champion=champion, challenger=challenger)

@@ -51,6 +51,7 @@ def retrain(services: Services, context: WorkflowContext, given: JsonObject) -> 
 
 
 def _training_set(services: Services, plan: Pipeline, workspace: str, workflow: str) -> JsonObject:
+    """Build the training set in the zone of its spine: the default one need not be permitted."""
     return to_json(
         services.features.training_set(
             f"{plan.name}-{workflow[-8:]}",
@@ -58,6 +59,7 @@ def _training_set(services: Services, plan: Pipeline, workspace: str, workflow: 
             views=tuple(f"{workspace}/{view}" for view in plan.views),
             last=plan.window,
             workspace=workspace,
+            zone=services.features.show(f"{workspace}/{plan.spine}").zone,
         )
     )
 

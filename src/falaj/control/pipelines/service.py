@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Annotated
 
+from pydantic import Field
 from sqlalchemy import insert, select, update
 
 from falaj.control.tables import pipelines, work
 from falaj.control.workflows.service import IntentQueue
-from falaj.control.workflows.store import UNFINISHED, is_unfinished
+from falaj.control.workflows.store import UNFINISHED, is_unfinished, work_row
 from falaj.errors import Conflict, Denied
 from falaj.governance import objects
 from falaj.governance.blobs.contents import BlobContents
@@ -20,13 +21,26 @@ from falaj.governance.operations.operation import Mode, operation
 from falaj.governance.operations.pagination import list_workspace_page
 from falaj.ports.metadata import Transaction
 from falaj.ports.workflows import JsonObject
-from falaj.records.control.pipelines import Canary, Cause, Pipeline, PipelineRef, StoredPipeline
+from falaj.records.control.pipelines import (
+    Canary,
+    CanaryPlan,
+    CanaryTraffic,
+    CanaryVerdict,
+    Cause,
+    Pipeline,
+    PipelineRef,
+    StoredPipeline,
+)
 from falaj.records.control.workflows import WorkflowRun
+from falaj.records.governance.identity import Role
 from falaj.records.governance.objects import Cursor, Page, PageSize, StoredObject
-from falaj.records.names import BlobRef, ObjectId, Reference, RefersTo, WorkspaceRef
+from falaj.records.names import BlobRef, ObjectId, Reference, RefersTo, WorkflowRef, WorkspaceRef
 from falaj.records.registry import AliasName, ModelVersionRef
+from falaj.serving.store import endpoint_record
+from falaj.serving.store import stats as endpoint_stats
 
 EndpointRef = Annotated[Reference, RefersTo("endpoint")]
+Worse = Annotated[tuple[Annotated[float, Field(ge=0, le=1000)], ...], Field(min_length=1, max_length=20)]
 
 
 class Pipelines:
@@ -47,7 +61,7 @@ class Pipelines:
         """
         call = current_call()
         _require_full_rights(call, pipeline)
-        _require(call, pipeline)
+        self._require(call, pipeline)
         archive = None if code is None else call.object("code")
         if archive is not None:
             self._blobs.keep(call.tx, self._blobs.facts(call.tx, archive.id), now=call.now)
@@ -56,7 +70,7 @@ class Pipelines:
             "code": None if archive is None else archive.id,
             "applied_by": call.caller.id,
         }
-        found = objects.by_name(call.tx, workspace=call.target.id, kind="pipeline", name=pipeline.name)
+        found = self.gate.named(call, "pipeline", pipeline.name, workspace=call.target)
         if found is None:
             found = call.create("pipeline", pipeline.name, workspace=call.target)
             call.tx.execute(insert(pipelines), {"id": found.id, **row})
@@ -69,7 +83,13 @@ class Pipelines:
         self, *, workspace: WorkspaceRef | None = None, after: Cursor = "", limit: PageSize = 100
     ) -> Page[StoredPipeline]:
         """List the pipelines of a workspace, each with its last start."""
-        return list_workspace_page(self.gate, "pipeline", pipeline_record, after=after, limit=limit)
+        return list_workspace_page(
+            self.gate,
+            "pipeline",
+            lambda tx, page: [pipeline_record(tx, each) for each in page],
+            after=after,
+            limit=limit,
+        )
 
     @operation("pipelines.show", resource="pipeline", mode=Mode.READ)
     def show(self, pipeline: PipelineRef) -> StoredPipeline:
@@ -106,7 +126,11 @@ class Pipelines:
         alias: AliasName | None = None,
         plan: Canary = Canary(),  # noqa: B008 - frozen
     ) -> WorkflowRun:
-        """Serve a version to a share of requests; then route all to it and move `alias` to it, or roll back."""
+        """Serve a version to a share of requests; then route all to it and move `alias` to it, or keep the champion.
+
+        It is promoted if it is shown to be within the margins of `plan`, rolled back if it is shown to be worse, and
+        released as undecided if neither is shown in time. pipelines.plan_canary tells how long that takes.
+        """
         call = current_call()
         given = {
             "endpoint": call.target.id,
@@ -117,11 +141,74 @@ class Pipelines:
         }
         return self._intents.request(call, "pipelines.canary", given)
 
+    @operation("pipelines.conclude", resource="endpoint", allow=Role.OPERATOR, internal=True, emits=True)
+    def conclude(
+        self, endpoint: EndpointRef, *, model: ModelVersionRef, work: WorkflowRef, verdict: CanaryVerdict
+    ) -> CanaryVerdict:
+        """Record how the canary of a version ended. The controller calls this.
+
+        The event tells the verdict, the person who requested the canary or applied the pipeline, and about how many
+        more requests or labels would decide.
+        """
+        call = current_call()
+        behalf = work_row(call.tx, call.object("work").id).behalf
+        person = objects.ever(call.tx, behalf)
+        told = verdict.model_dump(mode="json", include={"outcome", "words"})
+        call.details["verdict"] = verdict.outcome.value
+        call.event_data |= told | {
+            "model": call.object("model").name,
+            "responsible": behalf if person is None else person.name,
+            "more": {each.metric: each.more for each in verdict.evidence if each.more is not None},
+        }
+        return verdict
+
+    @operation("pipelines.plan_canary", resource="endpoint", mode=Mode.READ)
+    def plan_canary(
+        self,
+        endpoint: EndpointRef,
+        *,
+        plan: Canary = Canary(),  # noqa: B008 - frozen
+        traffic: CanaryTraffic = CanaryTraffic(),  # noqa: B008 - frozen
+        worse: Worse = (0.0, 0.5, 1.0, 2.0, 4.0),
+    ) -> CanaryPlan:
+        """Compute how soon a canary would decide, and with which power; nothing is started.
+
+        `worse`: how much worse the challenger is, in multiples of each margin; 0 is one that equals the champion.
+        """
+        from falaj.control.pipelines import power
+
+        call = current_call()
+        record = endpoint_record(call.tx, call.target)
+        champion = max(record.routes, key=lambda route: route.weight).version
+        since = max(call.now - timedelta(days=1), record.created_at)
+        hours = max((call.now - since) / timedelta(hours=1), 1 / 60)
+        recent = {each.version: each for each in endpoint_stats(call.tx, record.id, since=since)}
+        hourly = sum(each.requests for each in recent.values()) / hours
+        ever = {each.version: each for each in endpoint_stats(call.tx, record.id, since=None)}
+        return power.plan_canary(
+            record.name,
+            plan,
+            given=traffic,
+            seen=power.seen_traffic(ever.get(champion), requests_per_hour=hourly),
+            scoring=record.scoring,
+            worse=worse,
+        )
+
+    def _require(self, call: Call, pipeline: Pipeline) -> None:
+        """Raise NotFound unless the objects that a pipeline names are there, and the caller may see them."""
+        wanted = [("endpoint", pipeline.endpoint), ("view", pipeline.spine)]
+        wanted += [("view", view) for view in pipeline.views]
+        for kind, name in wanted:
+            found = objects.resolve(call.tx, name, kind=kind, workspace=call.target.name)
+            if not self.gate.visible([found]):
+                raise objects.unknown(name, kind)
+
 
 def pipeline_record(tx: Transaction, found: StoredObject) -> StoredPipeline:
     """Return the record of a pipeline."""
     row = _row(tx, found.id)
     person = objects.ever(tx, row.applied_by)
+    ended = tx.execute(select(work.c.result).where(work.c.id == row.work)).scalar_one_or_none()
     return StoredPipeline(
         id=found.id,
         workspace=found.workspace,
@@ -131,6 +218,7 @@ def pipeline_record(tx: Transaction, found: StoredObject) -> StoredPipeline:
         started_at=row.started_at,
         cause=row.cause,
         work=row.work,
+        verdict=((ended or {}).get("verdict") or {}).get("words"),
         created_at=found.created_at,
     )
 
@@ -154,14 +242,6 @@ def _require_full_rights(call: Call, pipeline: Pipeline) -> None:
             f"pipeline {pipeline.name} would start by itself, with more rights than this token has; "
             "apply it with a token without limits, or with on_drift off and without every"
         )
-
-
-def _require(call: Call, pipeline: Pipeline) -> None:
-    """Raise NotFound unless the objects that a pipeline names exist and are of the right kinds."""
-    wanted = [("endpoint", pipeline.endpoint), ("view", pipeline.spine)]
-    wanted += [("view", view) for view in pipeline.views]
-    for kind, name in wanted:
-        objects.resolve(call.tx, name, kind=kind, workspace=call.target.name)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from falaj.control.pipelines import service
 from falaj.control.services import Services
 from falaj.errors import Denied, FalajError, Fenced, Unavailable
 from falaj.governance import objects
+from falaj.governance.identity.principals import is_disabled
 from falaj.governance.identity.tokens import caller_for
 from falaj.governance.operations.caller import acting_as, on_terms
 from falaj.governance.operations.gate import Gate
@@ -81,8 +82,8 @@ def _start(
 ) -> None:
     with gate.database.read() as tx:
         person = objects.by_id(tx, behalf)
-    if person is None:
-        raise Denied(f"the user who applied pipeline {pipeline.definition.name} is gone")
+        if person is None or is_disabled(tx, behalf):
+            raise Denied(f"the user who applied pipeline {pipeline.definition.name} may no longer act")
     key = f"{pipeline.id}:{cause}:{pipeline.started_at}"
     with acting_as(caller_for(person, origin="controller")), on_terms(key=key, fence=fence):
         work = services.pipelines.start(pipeline.id, cause=cause)

@@ -41,6 +41,10 @@ class WorkflowContext(WorkflowSteps, Protocol):
         """
         ...
 
+    def as_controller(self, name: str, body: Callable[[], JsonObject]) -> JsonObject:
+        """Run a step as the controller itself: what the requester may not do, such as record a verdict."""
+        ...
+
     def report(self, words: str, *, done: int = 0, of: int | None = None) -> None:
         """Report what the work is doing and, where it can be counted, how much of it is done."""
         ...

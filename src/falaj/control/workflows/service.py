@@ -36,7 +36,13 @@ class Workflows:
         self, *, workspace: WorkspaceRef | None = None, after: Cursor = "", limit: PageSize = 100
     ) -> Page[WorkflowRun]:
         """List the work of a workspace, oldest first."""
-        return list_workspace_page(self.gate, "work", work_record, after=after, limit=limit)
+        return list_workspace_page(
+            self.gate,
+            "work",
+            lambda tx, page: [work_record(tx, each) for each in page],
+            after=after,
+            limit=limit,
+        )
 
     @operation("workflows.watch", resource="work", mode=Mode.READ)
     def watch(self, work: WorkflowRef) -> Iterator[WorkflowRun]:

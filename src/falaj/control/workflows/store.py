@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import bindparam, insert, select, update
+from sqlalchemy import bindparam, insert, or_, select, update
 
 from falaj.control import lease
 from falaj.control.tables import work
 from falaj.governance.operations.idempotency import hold_fence
-from falaj.ports.metadata import Transaction
+from falaj.ports.metadata import Prepared, Transaction
 from falaj.ports.workflows import JsonObject
 from falaj.records.control.workflows import WorkflowRun, WorkflowState
 from falaj.records.governance.objects import StoredObject
@@ -20,7 +20,9 @@ from falaj.records.names import ObjectId
 UNFINISHED = (WorkflowState.WAITING, WorkflowState.RUNNING)
 
 _row = select(work).where(work.c.id == bindparam("id"))
-_unfinished = select(work).where(work.c.state.in_(UNFINISHED)).order_by(work.c.id)
+_unfinished = Prepared(  # read at every tick of the controller
+    select(work).where(or_(*(work.c.state == each.value for each in UNFINISHED))).order_by(work.c.id)
+)
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ def add_work(tx: Transaction, **values: Any) -> None:
 
 def unfinished(tx: Transaction) -> list[WorkRow]:
     """Return the work that waits or runs, oldest first."""
-    return [_work_row(each._asdict()) for each in tx.execute(_unfinished)]
+    return [_work_row(each) for each in tx.fetch(_unfinished, {})]
 
 
 def work_row(tx: Transaction, ident: str) -> WorkRow:

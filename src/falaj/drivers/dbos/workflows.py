@@ -23,6 +23,8 @@ VERSION = "1"
 """Fixed: dbos resumes only workflows of its own executor and version."""
 
 ENTRY = "falaj"
+SCHEMA = "falaj_dbos"
+"""The schema in a PostgreSQL database."""
 
 RENAMED = {"blob.copy": "blobs.copy", "queue.what_if": "queues.what_if"}
 """Names of workflows before they were changed: dbos keeps the name with a run that has not ended."""
@@ -31,7 +33,7 @@ RENAMED = {"blob.copy": "blobs.copy", "queue.what_if": "queues.what_if"}
 class DbosWorkflows:
     """The dbos runtime of this process. `url` is a SQLite file, or a PostgreSQL database in which it has a schema."""
 
-    def __init__(self, url: str, *, schema: str = "falaj_dbos") -> None:
+    def __init__(self, url: str, *, schema: str = SCHEMA) -> None:
         config: DBOSConfig = {
             "name": "falaj",
             "application_version": VERSION,
@@ -145,6 +147,11 @@ def _decode_exception(value: dict[str, Any]) -> Any:
     if set(value) == {"__error__"}:
         return rebuild(*value["__error__"])
     return value
+
+
+def create_schema(url: str, *, schema: str = SCHEMA) -> None:
+    """Create the tables of workflows in a PostgreSQL database."""
+    DBOS.migrate(url, schema=schema)
 
 
 def _create_database(path: Path) -> None:

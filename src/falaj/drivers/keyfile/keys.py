@@ -97,6 +97,21 @@ class KeyFile:
     def public_key(self) -> bytes:
         return Ed25519PrivateKey.from_private_bytes(self._now().signing).public_key().public_bytes_raw()
 
+    def keep(self, name: str, value: bytes) -> None:
+        self._now()
+        path = self._kept_path(name)
+        with translate_os_errors(path, "written"), directory_lock(path.parent):
+            write_private_file(value, path, os.replace)
+
+    def kept(self, name: str) -> bytes | None:
+        self._now()
+        path = self._kept_path(name)
+        with translate_os_errors(path, "read"):
+            return path.read_bytes() if path.exists() else None
+
+    def _kept_path(self, name: str) -> Path:
+        return self._path.with_name(f"{self._path.stem}.{name}")
+
     def close(self) -> None:
         self._closed = True
 
@@ -180,11 +195,22 @@ def read_key_file(path: Path) -> tuple[KeyMaterial, FileVersion]:
         found = os.fstat(handle)
         check_ownership(path, found)
         text = file.read()
+    return parse_key_file(text, path), FileVersion.of(found)
+
+
+def parse_key_file(text: bytes, path: Path) -> KeyMaterial:
+    """Return the keys in the text of the file at `path`. Raise KeyUnavailable if it is damaged."""
     try:
-        return KeyMaterial.from_json(text), FileVersion.of(found)
+        return KeyMaterial.from_json(text)
     except (ValueError, KeyError, TypeError):
         fault = errors.Fault(where=str(path), fix="restore your offline copy of the key file")
         raise errors.KeyUnavailable("the key file is damaged", faults=[fault]) from None
+
+
+def public_key_in(text: bytes, path: Path) -> bytes:
+    """Return the public key of the signing key in the text of the key file at `path`, or of a copy of it."""
+    signing = parse_key_file(text, path).signing
+    return Ed25519PrivateKey.from_private_bytes(signing).public_key().public_bytes_raw()
 
 
 def check_ownership(path: Path, found: os.stat_result) -> None:
@@ -225,14 +251,18 @@ def directory_lock(directory: Path) -> Iterator[None]:
 
 
 def write_key_file(held: KeyMaterial, path: Path, put: Callable[[Path, Path], None]) -> None:
+    write_private_file(held.to_json().encode(), path, put)
+
+
+def write_private_file(content: bytes, path: Path, put: Callable[[Path, Path], None]) -> None:
     """Write a draft, flush it, then `put` it in place. The caller holds the lock, so other drafts are leftovers."""
     for leftover in path.parent.glob(f".{path.name}.*"):
         leftover.unlink()
     aside = path.parent / f".{path.name}.{secrets.token_hex(8)}"
     handle = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
-        with open(handle, "w", encoding="utf-8") as file:
-            file.write(held.to_json())
+        with open(handle, "wb") as file:
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         put(aside, path)

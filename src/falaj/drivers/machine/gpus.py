@@ -133,9 +133,9 @@ def slice_profile(nvml: Any, part: Any) -> str:
     named = re.search(r" MIG (\S+)$", to_text(query(nvml, "nvmlDeviceGetName", part)))
     if named:
         return named[1]
-    told = query(nvml, "nvmlDeviceGetAttributes", part)
-    if told is None:
+    attributes = query(nvml, "nvmlDeviceGetAttributes", part)
+    if attributes is None:
         return "unknown"
-    whole, computing = told.gpuInstanceSliceCount, told.computeInstanceSliceCount
+    whole, computing = attributes.gpuInstanceSliceCount, attributes.computeInstanceSliceCount
     prefix = "" if computing == whole else f"{computing}c."
-    return f"{prefix}{whole}g.{math.ceil(told.memorySizeMB / 1024)}gb"
+    return f"{prefix}{whole}g.{math.ceil(attributes.memorySizeMB / 1024)}gb"

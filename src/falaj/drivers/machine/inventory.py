@@ -97,14 +97,14 @@ def describe_port(device: Path, port: Path) -> RdmaPort:
     )
 
 
-def parse_state(told: str) -> str:
+def parse_state(text: str) -> str:
     """Return `active` for `4: ACTIVE`."""
-    return told.partition(":")[2].strip().lower() or "unknown"
+    return text.partition(":")[2].strip().lower() or "unknown"
 
 
-def parse_rate_gbps(told: str) -> float | None:
+def parse_rate_gbps(text: str) -> float | None:
     """Return 400 for `400 Gb/sec (4X NDR)`."""
-    found = re.match(r"([\d.]+) Gb/sec", told)
+    found = re.match(r"([\d.]+) Gb/sec", text)
     return float(found[1]) if found else None
 
 

@@ -39,10 +39,10 @@ def connected_pairs(nvml: Any, handles: Sequence[Any], addresses: Sequence[str])
     pairs = []
     for one in range(len(handles)):
         for other in range(one + 1, len(handles)):
-            told = p2p_by_nvlink(nvml, handles[one], handles[other])
+            direct = p2p_by_nvlink(nvml, handles[one], handles[other])
             linked = addresses[other] in ends[one] or addresses[one] in ends[other]
             switched = ALL_SWITCHES in ends[one] and ALL_SWITCHES in ends[other]
-            if told or (told is None and (linked or switched)):
+            if direct or (direct is None and (linked or switched)):
                 pairs.append((one, other))
     return pairs
 

@@ -36,7 +36,7 @@ def to_text(given: str | bytes | None) -> str:
     return given.decode(errors="replace") if isinstance(given, bytes) else given or ""
 
 
-def pci_address(told: str) -> str:
+def pci_address(text: str) -> str:
     """Return a PCI address as the kernel writes it: four digits of the domain, in lower case."""
-    domain, _, rest = told.lower().partition(":")
+    domain, _, rest = text.lower().partition(":")
     return f"{domain[-4:]}:{rest}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,10 +14,10 @@ from obstore.exceptions import GenericError
 from obstore.store import LocalStore, ObjectStore, S3Store
 
 from falaj import errors
-from falaj.drivers.objectstore.bucket_publisher import BucketPublisher
+from falaj.drivers.objectstore.bucket_publisher import COPY_LIMIT_BYTES, BucketPublisher
 from falaj.drivers.objectstore.file_publisher import FilePublisher
-from falaj.drivers.objectstore.publisher import STAGING, Publisher, translate_errors
-from falaj.ports.blobs import BlobKey, StoredBlob
+from falaj.drivers.objectstore.publisher import STAGING, Publisher, staging_name, translate_errors
+from falaj.ports.blobs import BlobKey, StoredBlob, UploadAddress
 
 if TYPE_CHECKING:
     from obstore.store import S3Config
@@ -108,6 +109,27 @@ class ObjectStoreBlobs:
             with translate_errors(key):
                 obstore.delete(self._store, key)
         return len(leftovers)
+
+    def open_upload(self, *, lasts: timedelta) -> UploadAddress | None:
+        if not isinstance(self._store, S3Store):
+            return None
+        staged = staging_name()
+        with translate_errors(staged):
+            return UploadAddress(staged, obstore.sign(self._store, "PUT", staged, lasts))
+
+    def adopt(self, staged: str, key: BlobKey) -> None:
+        with translate_errors(key):
+            size = obstore.head(self._store, staged)["size"]
+            if size > COPY_LIMIT_BYTES:
+                raise errors.TooLarge(
+                    f"an upload of {size} bytes; the store moves at most {COPY_LIMIT_BYTES}"
+                )
+            obstore.copy(self._store, staged, checked(key), overwrite=False)
+        self.discard(staged)
+
+    def discard(self, staged: str) -> None:
+        with suppress(errors.FalajError), translate_errors(staged):
+            obstore.delete(self._store, staged)
 
     def _open(self, key: BlobKey, start: int, length: int) -> tuple[bytes, int]:
         """Return the first `length` bytes from `start`, and the size of the blob, in one request."""

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from falaj import errors
-from falaj.drivers.fsync import sync_directory
+from falaj.drivers.fsync import make_directories, sync_directory
 from falaj.drivers.objectstore.publisher import STAGING, already_exists, staging_name
 from falaj.ports.blobs import BlobKey
 
@@ -25,8 +25,7 @@ class FilePublisher:
     def __init__(self, directory: Path) -> None:
         self._root = directory
         with translate_disk_errors():
-            self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
-            (self._root / STAGING).mkdir(mode=0o700, exist_ok=True)
+            make_directories(self._root / STAGING)
 
     def publish(self, key: BlobKey, chunks: Iterable[bytes]) -> int:
         target, staged = self._root / key, self._root / staging_name()
@@ -44,7 +43,7 @@ class FilePublisher:
 
     def _link(self, staged: Path, target: Path, key: BlobKey) -> None:
         try:
-            make_directories(target.parent)
+            make_directories(target.parent, below=self._root)
             os.link(staged, target)
         except (FileExistsError, NotADirectoryError):  # the key, or a prefix of it, is another blob
             raise already_exists(key) from None
@@ -89,15 +88,6 @@ def raise_flush_error(flushing: Future[None] | None) -> None:
     """Raise the error of a flush: the system reports a failed write only once, so a later fsync may succeed."""
     if flushing is not None:
         flushing.result()
-
-
-def make_directories(directory: Path) -> None:
-    """Create `directory` and its parents durably."""
-    if directory.is_dir():
-        return
-    make_directories(directory.parent)
-    directory.mkdir(mode=0o700, exist_ok=True)
-    sync_directory(directory.parent)
 
 
 @contextmanager

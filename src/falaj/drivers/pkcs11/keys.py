@@ -6,6 +6,7 @@ import os
 import re
 import secrets
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -21,6 +22,8 @@ from falaj.ports.keys import WrappedKey
 
 NONCE_BYTES = 12
 PUBLIC_KEY_BYTES = 32
+KEEP_EVERY_S = 60
+STAMP_BYTES = 8  # of the time before each kept value: the newest counts
 ED25519 = bytes.fromhex("06032b6570")  # the object identifier 1.3.101.112
 STAYS_INSIDE = {Attribute.PRIVATE: True, Attribute.SENSITIVE: True, Attribute.EXTRACTABLE: False}
 FOR_WRAPPING_DATA_KEYS = {
@@ -46,6 +49,9 @@ class Pkcs11Keys:
         self._signing_label = f"{prefix}-signing"
         self._root_prefix = f"{prefix}-root-"
         self._root_pattern = re.compile(rf"{re.escape(self._root_prefix)}(\d+)-[0-9a-f]{{8}}")
+        self._kept_prefix = f"{prefix}-kept-"
+        self._waiting: dict[str, bytes] = {}
+        self._written: dict[str, float] = {}
         self._lock = threading.Lock()
         self._session: Any = None
         self._closed = False
@@ -114,7 +120,45 @@ class Pkcs11Keys:
 
         return self._use(point)[-PUBLIC_KEY_BYTES:]  # some tokens wrap the point in DER, some do not
 
+    def keep(self, name: str, value: bytes) -> None:
+        """Write at most once a minute: the memory of a token wears out. `close` writes what is left."""
+        self._waiting[name] = value
+        if time.monotonic() - self._written.get(name, -KEEP_EVERY_S) >= KEEP_EVERY_S:
+            self._use(lambda session: self._write_kept(session, name))
+
+    def kept(self, name: str) -> bytes | None:
+        if name in self._waiting:
+            return self._waiting[name]
+        found = self._use(
+            lambda session: [bytes(each[Attribute.VALUE]) for each in self._kept(session, name)]
+        )
+        return max(found)[STAMP_BYTES:] if found else None
+
+    def _kept(self, session: Any, name: str) -> list[Any]:
+        about = {Attribute.CLASS: ObjectClass.DATA, Attribute.LABEL: f"{self._kept_prefix}{name}"}
+        return list(session.get_objects(about))
+
+    def _write_kept(self, session: Any, name: str) -> None:
+        """Write the new value before the old ones go: one of them is always there."""
+        old, stamp = self._kept(session, name), time.time_ns().to_bytes(STAMP_BYTES, "big")
+        session.create_object(
+            {
+                Attribute.CLASS: ObjectClass.DATA,
+                Attribute.TOKEN: True,
+                Attribute.PRIVATE: True,
+                Attribute.LABEL: f"{self._kept_prefix}{name}",
+                Attribute.VALUE: stamp + self._waiting[name],
+            }
+        )
+        for each in old:
+            each.destroy()
+        self._written[name] = time.monotonic()
+        del self._waiting[name]
+
     def close(self) -> None:
+        for name in list(self._waiting):
+            with suppress(errors.KeyUnavailable):
+                self._use(lambda session, name=name: self._write_kept(session, name))  # type: ignore[misc]
         with self._lock:
             self._closed = True
             self._drop_session()

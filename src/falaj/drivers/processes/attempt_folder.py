@@ -7,7 +7,7 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from falaj.drivers.fsync import sync_directory
 from falaj.ports.boot import boot_identity
 
 LOCK_TIMEOUT_S = 1.0
+LOST = "Its supervisor was killed, and its processes with it"
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,12 @@ class AttemptFolder:
             return bool(started_in) and started_in != boot_identity()
         return False
 
+    def explain_loss(self) -> str:
+        """Return why there is no result of a supervisor that has ended."""
+        lines = self.error_log.read_text(errors="replace").split("\n") if self.error_log.exists() else []
+        fault = next((line for line in reversed(lines) if line), "")
+        return f"Its supervisor failed: {fault}" if fault else LOST
+
     def acquire(self) -> int | None:
         """Acquire the lock until the returned descriptor is closed; none if a supervisor holds it or held it before."""
         lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
@@ -110,16 +117,23 @@ class AttemptFolder:
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Write `content` atomically and durably."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}.{time.monotonic_ns()}")
-    try:
+    with _draft(path) as draft:
         with open(draft, "x", encoding="utf-8", opener=open_private) as file:
             json.dump(content, file)
             file.flush()
             os.fsync(file.fileno())
         os.replace(draft, path)
+    sync_directory(path.parent)
+
+
+@contextlib.contextmanager
+def _draft(path: Path) -> Iterator[Path]:
+    """Yield a path beside `path`, which is removed afterwards if it is still there."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}.{time.monotonic_ns()}")
+    try:
+        yield draft
     finally:
         draft.unlink(missing_ok=True)
-    sync_directory(path.parent)
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
@@ -132,11 +146,13 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def create_marker(path: Path, text: str = "") -> None:
-    """Create a short file durably. Raise FileExistsError if it exists."""
-    with open(path, "x", encoding="utf-8", opener=open_private) as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
+    """Create a short file durably, whole or not at all. Raise FileExistsError if it exists."""
+    with _draft(path) as draft:
+        with open(draft, "x", encoding="utf-8", opener=open_private) as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.link(draft, path)
     sync_directory(path.parent)
 
 

@@ -25,7 +25,7 @@ class AttemptSpec:
 
     `max_tasks` limits its processes and threads, `reserve_bytes` is the free space that its volume must keep, and
     `cgroup` is the parent of the cgroups of attempts; none stands for the default. `nsys` is the path of Nsight Systems
-    if the launch requests it.
+    if the launch requests it. `lease` is the file of an `AttemptLease`, if the attempt must stop without renewal.
     """
 
     launch: Launch
@@ -35,12 +35,15 @@ class AttemptSpec:
     reserve_bytes: int | None = None
     cgroup: Path | None = None
     nsys: str | None = None
+    lease: Path | None = None
 
     def to_json(self) -> dict[str, Any]:
         launch = asdict(self.launch)
-        del launch["secrets"]
+        for name in ("secrets", "open_placement", "volumes"):  # a supervisor needs none of them
+            del launch[name]
         launch["directory"] = str(self.launch.directory)
         launch["environment"] = dict(self.launch.environment)
+        launch["labels"] = dict(self.launch.labels)
         for paths in ("readable", "hidden"):
             launch[paths] = [str(path) for path in launch[paths]]
         uids = self.sandbox.facts.spare_uids
@@ -54,6 +57,7 @@ class AttemptSpec:
             "reserve_bytes": self.reserve_bytes,
             "cgroup": None if self.cgroup is None else str(self.cgroup),
             "nsys": self.nsys,
+            "lease": None if self.lease is None else str(self.lease),
         }
 
     @classmethod
@@ -61,18 +65,23 @@ class AttemptSpec:
         launch = dict(found["launch"])
         launch["directory"] = Path(launch["directory"])
         launch["gpus"] = tuple(launch["gpus"])
+        for names in ("peers", "hosts"):
+            launch[names] = tuple(launch.get(names, ()))
         for paths in ("readable", "hidden"):
             launch[paths] = [Path(path) for path in launch[paths]]
         facts = dict(found["sandbox"]["facts"])
         facts["spare_uids"] = range(*facts["spare_uids"])
         sandbox = SandboxSpec(found["sandbox"]["mechanism"], MachineFacts(**facts))
         limits = {name: found.get(name) for name in ("max_tasks", "reserve_bytes")}
-        cgroup = None if found.get("cgroup") is None else Path(found["cgroup"])
+        cgroup, lease = (
+            None if found.get(name) is None else Path(found[name]) for name in ("cgroup", "lease")
+        )
         return cls(
             Launch(**launch),
             sandbox,
             found["log_limit_bytes"],
             **limits,
             cgroup=cgroup,
+            lease=lease,
             nsys=found.get("nsys"),
         )

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -15,19 +12,18 @@ from urllib.parse import quote
 
 from falaj.drivers.processes.attempt_folder import AttemptFolder, read_json, write_json
 from falaj.drivers.processes.attempt_spec import AttemptSpec, SandboxSpec
+from falaj.drivers.processes.frameworks.contracts import machine_fault
 from falaj.drivers.processes.gpus import check_gpus
 from falaj.drivers.processes.limits.cgroup import AttemptCgroup
 from falaj.drivers.processes.nsys import find_nsys
+from falaj.drivers.processes.supervisor_start import start_supervisor
 from falaj.drivers.processes.tree_removal import remove_tree
 from falaj.errors import InvalidInput, Unavailable
 from falaj.ports.launcher import AttemptState, AttemptUsage, Launch
 
 LOG_LIMIT_BYTES = 256 * 1024 * 1024
 NAME_LIMIT = 200
-START_TIMEOUT_S = 30
 END_TIMEOUT_S = 10
-LOST = "Its supervisor was killed, and its processes with it"
-SOURCE_ROOT = Path(__file__).parents[3]
 
 
 class ProcessLauncher:
@@ -46,24 +42,25 @@ class ProcessLauncher:
         max_tasks: int | None = None,
         reserve_bytes: int | None = None,
         cgroup: Path | None = None,
+        lease: Path | None = None,
     ) -> None:
+        """`lease` is the file of an `AttemptLease`, without which attempts run until they end."""
         self._root = root.absolute()
-        self._walls = sandbox
+        self._sandbox = sandbox
         self._limits = (log_limit_bytes, max_tasks, reserve_bytes, cgroup)
+        self._lease = lease
 
     def start(self, launch: Launch) -> None:
         folder = self._folder(launch.attempt)
         if folder.started.exists() or folder.is_locked():
             return
         check_launch(launch)
-        spec = AttemptSpec(launch, self._walls(), *self._limits, nsys=find_nsys(launch))
+        launch = share_machine(launch)
+        spec = AttemptSpec(launch, self._sandbox(), *self._limits, nsys=find_nsys(launch), lease=self._lease)
         self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder.path.mkdir(mode=0o700, exist_ok=True)
         write_json(folder.launch, spec.to_json())
-        try:
-            problem = start_supervisor(folder, launch.secrets)
-        except subprocess.TimeoutExpired:
-            problem = f"the supervisor did not start within {START_TIMEOUT_S} s"
+        problem = start_supervisor(folder, launch.secrets)
         if problem:
             raise Unavailable(f"{launch.attempt} could not be started: {problem}")
 
@@ -90,11 +87,12 @@ class ProcessLauncher:
                 used=AttemptUsage(**ended.get("used", {})),
                 limits=tuple(ended.get("limits", ())),
                 stopped=ended.get("stopped"),
+                fenced=ended.get("fenced", False),
             )
         if folder.started.exists():
             started_at, node_restarted = timestamp(read_json(folder.running)), folder.is_from_earlier_boot()
             return AttemptState(
-                "lost", reason=explain_loss(folder), started_at=started_at, node_restarted=node_restarted
+                "lost", reason=folder.explain_loss(), started_at=started_at, node_restarted=node_restarted
             )
         return AttemptState("unknown")
 
@@ -135,24 +133,13 @@ class ProcessLauncher:
         return AttemptFolder(self._root / name)
 
 
-def start_supervisor(folder: AttemptFolder, secrets: Mapping[str, str]) -> str:
-    """Start a supervisor, wait until it holds the lock, and return an error message, empty on success.
-
-    It inherits nothing of our environment, which holds secrets. The secrets of the attempt are passed by a pipe only.
-    """
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", "falaj.drivers.processes.supervisor", str(folder.path)],
-        cwd="/",
-        env={"PATH": os.defpath, "PYTHONPATH": str(SOURCE_ROOT)},
-        input=json.dumps(dict(secrets)).encode(),
-        capture_output=True,
-        start_new_session=True,
-        timeout=START_TIMEOUT_S,
-    )
-    if done.returncode == 0:
-        return ""
-    lines = done.stderr.decode(errors="replace").strip().splitlines()
-    return lines[-1] if lines else f"exit code {done.returncode}"
+def share_machine(launch: Launch) -> Launch:
+    """Return a launch without peers as one of a single node, with the processes and the resources of all its nodes."""
+    if launch.peers or launch.nodes == 1:
+        return launch
+    amounts = ("processes", "processes_min", "cpus", "memory_bytes", "disk_bytes")
+    given = {name: getattr(launch, name) for name in amounts}
+    return replace(launch, nodes=1, **{name: each and each * launch.nodes for name, each in given.items()})
 
 
 def check_launch(launch: Launch) -> None:
@@ -160,8 +147,10 @@ def check_launch(launch: Launch) -> None:
     check_gpus(launch)
     if not launch.command:
         raise InvalidInput.at("command", given="nothing", allowed="a program and its arguments")
-    if launch.processes < 1:
-        raise InvalidInput.at("processes", given=launch.processes, allowed="1 or more")
+    for count in ("nodes", "processes"):
+        if getattr(launch, count) < 1:
+            raise InvalidInput.at(count, given=getattr(launch, count), allowed="1 or more")
+    check_nodes(launch)
     if not (launch.directory / "code").is_dir():
         raise InvalidInput.at(
             str(launch.directory), given="no folder code/ in it", allowed="a folder that holds code/"
@@ -178,10 +167,24 @@ def check_launch(launch: Launch) -> None:
             raise InvalidInput.at(limit, given=given, allowed="more than 0")
 
 
-def explain_loss(folder: AttemptFolder) -> str:
-    lines = folder.error_log.read_text(errors="replace").split("\n") if folder.error_log.exists() else []
-    fault = next((line for line in reversed(lines) if line), "")
-    return f"Its supervisor failed: {fault}" if fault else LOST
+def check_nodes(launch: Launch) -> None:
+    """Raise InvalidInput for a launch that could not be one of several nodes."""
+    if launch.peers and len(launch.peers) != launch.nodes:
+        raise InvalidInput.at(
+            "peers",
+            given=f"{len(launch.peers)} addresses",
+            allowed=f"none, or one for each of {launch.nodes} nodes",
+        )
+    if not 0 <= launch.node_rank < max(1, len(launch.peers)):
+        allowed = f"0 to {len(launch.peers) - 1}" if launch.peers else "0 without peers"
+        raise InvalidInput.at("node_rank", given=launch.node_rank, allowed=allowed)
+    if (fault := machine_fault(launch)) is not None:
+        raise InvalidInput.at(
+            "framework",
+            given=f"{launch.framework} on {len(launch.peers)} machines",
+            allowed=f"{launch.framework} on one machine: {fault}",
+            fix="nodes that fit on one machine, or another framework",
+        )
 
 
 def timestamp(found: dict[str, Any] | None, name: str = "started_at") -> datetime | None:

@@ -6,7 +6,7 @@ import os
 import stat
 from pathlib import Path
 
-OPEN_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+OPEN_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
 def remove_tree(folder: Path) -> None:
@@ -46,16 +46,21 @@ def empty_folder(folder: int, *, into: int | None) -> list[str]:
     return staying
 
 
-def open_folder(folder: str | Path, above: int | None = None) -> int:
-    """Return a descriptor of a folder after making it writable. Never follow a link."""
+def open_folder(folder: str | Path, above: int | None = None, *, needed: int = stat.S_IRWXU) -> int:
+    """Return a descriptor of a folder of ours, whose owner has at least the permissions `needed` then.
+
+    Never follow a link.
+    """
     try:
         found = os.open(folder, OPEN_FLAGS, dir_fd=above)
-    except PermissionError:  # no permissions for its owner, which we are; chmod by name would follow a link
+    except PermissionError:  # not even readable; chmod by name would follow a link
         closed = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=above)
         try:
             os.chmod(f"/proc/self/fd/{closed}", 0o700)
         finally:
             os.close(closed)
         return os.open(folder, OPEN_FLAGS, dir_fd=above)
-    os.fchmod(found, 0o700)
+    status = os.fstat(found)
+    if status.st_uid == os.geteuid() and status.st_mode & needed != needed:
+        os.fchmod(found, 0o700)
     return found

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
+from falaj.drivers.sandbox import seccomp
 from falaj.drivers.sandbox.identity import allowed, become, hand_over, job_uid, readable
 from falaj.drivers.sandbox.launch import launch
 from falaj.drivers.sandbox.refusals import refused, refused_at
@@ -36,7 +37,7 @@ class BubblewrapSandbox:
 
     @property
     def gaps(self) -> tuple[Gap, ...]:
-        return ()
+        return seccomp.kernel_gaps()
 
     def start(self, code: UserCode, *, stdout: int, stderr: int) -> subprocess.Popen[bytes]:
         if not self.facts.bubblewrap:
@@ -45,7 +46,9 @@ class BubblewrapSandbox:
         if not self.facts.bubblewrap_bounds:
             code = replace(code, scratch_bytes=None, shared_memory_bytes=None)
         launcher = [self.facts.bubblewrap, *apart(code), *limits, *view(code), "--", *drop]
-        return launch(launcher, code, python=self.facts.python, stdout=stdout, stderr=stderr)
+        # Without the grant, the network is a namespace of the job's own.
+        rules = seccomp.kernel_rules(network=True, loopback=True)
+        return launch(launcher, code, rules, python=self.facts.python, stdout=stdout, stderr=stderr)
 
     def _prepare_as_root(self, code: UserCode) -> tuple[list[str], list[str]]:
         """bwrap's arguments that leave it the right to change the uid, and the command that changes it."""

@@ -6,24 +6,26 @@ import os
 import pwd
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from falaj.drivers.sandbox import seccomp
 from falaj.drivers.sandbox.bubblewrap import BubblewrapSandbox
 from falaj.drivers.sandbox.landlock import LandlockSandbox
-from falaj.drivers.sandbox.landlock_init import landlock_abi
+from falaj.drivers.sandbox.last_step import landlock_abi
 from falaj.drivers.sandbox.launch import launch
-from falaj.drivers.sandbox.uid import enter
+from falaj.drivers.sandbox.uid import enter, filter_rules
 from falaj.errors import IsolationRefused
 from falaj.ports.sandbox import MachineFacts, Sandbox, UserCode
 
 TRIAL_SECONDS = 10
 NOTHING = ("-I", "-c", "pass")
+MOST_LINKS = 40
 
 # No account has these: directory services map theirs up to 2,000,200,000 (the default of SSSD), systemd
 # reserves numbers from 2,147,352,576 on, and 2,147,483,647 is the largest that every program reads.
@@ -45,7 +47,30 @@ def probe(*, python: str = sys.executable, spare_uids: range | None = None) -> M
         spare_uids=(spare_uids or find_spare_uids()) if is_root else range(0),
     )
     uid = try_uid(found)
-    return replace(try_landlock(try_bubblewrap(found)), uid_works=uid == "", uid_fault=uid)
+    blocked = find_blocked(Path(python)) if uid else None
+    tried = try_landlock(try_bubblewrap(found))
+    return replace(tried, uid_works=uid == "", uid_fault=uid, python_blocked_at=blocked)
+
+
+def find_blocked(path: Path) -> str | None:
+    """Return the first folder on the way to `path`, or the file, that other users may not pass; links are followed."""
+    return next((str(each) for each in way_to(path) if not os.stat(each).st_mode & stat.S_IXOTH), None)
+
+
+def way_to(path: Path) -> Iterator[Path]:
+    """Yield what is passed on the way to `path`: folders, and those that links lead through, and the file."""
+    at, left, links = Path("/"), [*reversed(path.absolute().parts[1:])], 0
+    while left and links < MOST_LINKS:
+        yield at
+        below = at / left.pop()
+        if below.is_symlink():
+            links += 1
+            target = below.readlink()
+            at = Path("/") if target.is_absolute() else at
+            left += [part for part in reversed(target.parts) if part != "/"]
+        else:
+            at = Path(os.path.normpath(below))  # `at` has no links, so `..` is its parent
+    yield at
 
 
 def bundled_bwrap() -> str | None:
@@ -113,7 +138,7 @@ def start_in_bubblewrap(found: MachineFacts) -> str:
 
 def try_landlock(found: MachineFacts) -> MachineFacts:
     """What is known of Landlock after Python was started under it: as root with a uid of its own, or else without."""
-    if os.uname().machine not in seccomp.ARCHITECTURES:
+    if not seccomp.is_known():
         return replace(found, landlock_fault=f"the system calls of {os.uname().machine} are not known")
     found = replace(found, landlock_abi=landlock_abi())
     if not found.landlock_abi:
@@ -147,7 +172,14 @@ def try_uid(found: MachineFacts) -> str:
     try:
         launcher = enter(found, found.spare_uids[0], network=False)
         return outcome(
-            launch(launcher, code, python=found.python, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+            launch(
+                launcher,
+                code,
+                filter_rules(found, code),
+                python=found.python,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+            )
         )
     except (IsolationRefused, OSError) as error:
         return str(error)

@@ -7,19 +7,18 @@ job also gets a uid of its own where that uid can reach Python. What Landlock ca
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import hashlib
-import json
 import os
 import subprocess
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from falaj.drivers.sandbox import landlock_init, seccomp
+from falaj.drivers.sandbox import seccomp
 from falaj.drivers.sandbox.identity import hand_over, job_uid
+from falaj.drivers.sandbox.launch import launch
 from falaj.drivers.sandbox.refusals import refused, refused_at
 from falaj.drivers.sandbox.system_paths import NETWORK_SETTINGS, SETTINGS, SYSTEM, python_folders
 from falaj.drivers.sandbox.uid import refuse_unreachable
@@ -38,8 +37,16 @@ SHARED_MEMORY = READ_FILE | WRITE_FILE | MAKE_REG | REMOVE_FILE | TRUNCATE
 """No listing: a name must be known."""
 
 DEVICES = ("/dev/full", "/dev/null", "/dev/random", "/dev/urandom", "/dev/zero")
-READABLE_SYSTEM = ("/proc", "/sys/bus/pci", "/sys/class/infiniband", "/sys/class/net", "/sys/devices")
-"""Of /sys, what gloo and NCCL read to find cards and interfaces: they fail where it is there and closed."""
+READABLE_SYSTEM = (
+    "/proc",
+    "/sys/bus/pci",
+    "/sys/class/infiniband",
+    "/sys/class/net",
+    "/sys/devices",
+    "/sys/fs/cgroup",
+)
+"""Of /sys, what gloo and NCCL read to find cards and interfaces, and DuckDB to find its limits: they fail where it is
+there and closed."""
 
 PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 USUAL_PORTS = (32768, 60999)
@@ -98,29 +105,25 @@ class LandlockSandbox:
         tmp = make_tmp(code.directory)
         if uid is not None:
             hand_over(code.directory, uid)
-        plan = plan_for(code, self.facts, uid=uid, tmp=tmp)
-        return launch_restricted(plan, python=self.facts.python, stdout=stdout, stderr=stderr)
+        plan = plan_for(code, self.facts, uid=uid)
+        rules = seccomp.landlock_rules(
+            abi=self.facts.landlock_abi, shares_uid=uid is None, network=code.network, loopback=code.loopback
+        )
+        code = replace(code, environment={"TMPDIR": str(tmp), **code.environment})
+        return launch([], code, rules, python=self.facts.python, stdout=stdout, stderr=stderr, landlock=plan)
 
 
-def plan_for(code: UserCode, facts: MachineFacts, *, uid: int | None, tmp: Path) -> dict[str, Any]:
-    """Everything that `landlock_init` needs to know."""
+def plan_for(code: UserCode, facts: MachineFacts, *, uid: int | None) -> dict[str, Any]:
+    """Everything that the last step needs to know of Landlock."""
     governed = interface(facts.landlock_abi)
-    rules = seccomp.rules(
-        abi=facts.landlock_abi, shares_uid=uid is None, network=code.network, loopback=code.loopback
-    )
-    program = seccomp.encode(seccomp.assemble(rules, machine=os.uname().machine))
     return {
         **governed._asdict(),
         "ports": 0 if code.network else governed.ports,
         "path_rules": [(str(path), rights) for path, rights in path_rules(code)],
         "port_rules": port_rules(code) if governed.ports else [],
-        "filter": base64.b64encode(program).decode(),
         "uid": uid,
         "limits": LIMITS,
         "parent": os.getpid(),
-        "directory": str(code.directory.absolute()),
-        "command": list(code.command),
-        "environment": {"TMPDIR": str(tmp), **code.environment},
     }
 
 
@@ -211,26 +214,6 @@ def remove_short_name(directory: Path) -> None:
     with contextlib.suppress(OSError):
         if link.is_symlink() and link.lstat().st_uid == os.geteuid():
             link.unlink()
-
-
-def launch_restricted(
-    plan: dict[str, Any], *, python: str, stdout: int, stderr: int
-) -> subprocess.Popen[bytes]:
-    """Start the process that restricts itself; the plan travels in memory, since command lines are public."""
-    with open(os.memfd_create("plan"), "w", encoding="ascii") as sent:
-        json.dump(plan, sent)
-        sent.flush()
-        sent.seek(0)
-        return subprocess.Popen(
-            [python, "-I", "-S", landlock_init.__file__, str(sent.fileno())],
-            cwd="/",
-            env={},
-            stdin=subprocess.DEVNULL,
-            stdout=stdout,
-            stderr=stderr,
-            pass_fds=(sent.fileno(),),
-            start_new_session=True,
-        )
 
 
 def find_gaps(facts: MachineFacts) -> Iterable[Gap]:

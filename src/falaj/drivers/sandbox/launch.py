@@ -2,46 +2,52 @@
 
 bwrap, setpriv and unshare start with an empty environment: with the user's own, LD_PRELOAD would run the
 user's library inside them, before they give up their rights. The environment travels in an anonymous file,
-since command lines are public, and the last step, which has no rights left, applies it.
+since command lines are public, and the last step, which has no rights left, applies it and the seccomp filter.
 """
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
+from falaj.drivers.sandbox import last_step, seccomp
 from falaj.ports.sandbox import UserCode
-
-# Python ignores SIGPIPE and SIGXFSZ, and a program started by exec inherits that unless it is undone here.
-LAST_STEP = """\
-import json, os, signal, sys
-sent, directory, *command = sys.argv[1:]
-with open(int(sent), encoding="ascii") as file:
-    environment = json.load(file)
-signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
-try:
-    os.chdir(directory)
-    os.execvpe(command[0], command, environment)
-except (OSError, ValueError) as error:
-    print(f"{command[0]}: {error}", file=sys.stderr, flush=True)
-    os._exit(127)
-"""
 
 
 def launch(
-    launcher: Sequence[str], code: UserCode, *, python: str, stdout: int, stderr: int
+    launcher: Sequence[str],
+    code: UserCode,
+    rules: Sequence[seccomp.SyscallRule],
+    *,
+    python: str,
+    stdout: int,
+    stderr: int,
+    landlock: Mapping[str, Any] | None = None,
 ) -> subprocess.Popen[bytes]:
-    """Start `launcher`, which ends by running the user's command in its directory and environment."""
-    with open(os.memfd_create("environment"), "w", encoding="ascii") as sent:
-        json.dump(dict(code.environment), sent)
+    """Start `launcher`, which ends by running the user's command in its directory and environment, under `rules`.
+
+    `landlock` is what the last step does beside that, where no launcher did it before.
+    """
+    program = seccomp.program(rules)
+    plan = {
+        "landlock": landlock,
+        "filter": None if program is None else base64.b64encode(program).decode(),
+        "directory": str(code.directory.absolute()),
+        "command": list(code.command),
+        "environment": dict(code.environment),
+    }
+    text = Path(last_step.__file__).read_text(encoding="utf-8")
+    with open(os.memfd_create("plan"), "w", encoding="ascii") as sent:
+        json.dump(plan, sent)
         sent.flush()
         sent.seek(0)
-        number, directory = str(sent.fileno()), str(code.directory.absolute())
         return subprocess.Popen(
-            [*launcher, python, "-I", "-S", "-c", LAST_STEP, number, directory, *code.command],
+            [*launcher, python, "-I", "-S", "-c", text, str(sent.fileno())],
             cwd="/",
             env={},
             stdin=subprocess.DEVNULL,

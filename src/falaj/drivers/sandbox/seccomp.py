@@ -1,16 +1,20 @@
 """Assembles the seccomp filter of a job: a classic BPF program that decides by the number and arguments of a call.
 
-It refuses what Landlock does not govern: other address families, tracing, namespaces, keys, changes of the platform's
-processes. The first rule that matches a call decides; a call that no rule matches is allowed.
+In every sandbox it refuses the parts of the kernel that no job needs and that no namespace keeps apart: other address
+families, new namespaces, io_uring, keys, BPF (decision 0016). Under Landlock, which has no namespaces, also tracing and
+changes of the platform's processes. The first rule that matches a call decides; a call that no rule matches is allowed.
 """
 
 from __future__ import annotations
 
 import errno
+import os
 import struct
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
+
+from falaj.ports.sandbox import Gap
 
 ARCHITECTURES: Mapping[str, int] = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 """AUDIT_ARCH of the machines whose system calls are known here."""
@@ -91,6 +95,7 @@ SYSCALLS: Mapping[str, tuple[int | None, int | None]] = {
     "openat": (257, 56),
     "openat2": (437, 437),
     "perf_event_open": (298, 241),
+    "personality": (135, 92),
     "pidfd_getfd": (438, 438),
     "pivot_root": (155, 41),
     "prlimit64": (302, 261),
@@ -144,25 +149,31 @@ SYSCALLS: Mapping[str, tuple[int | None, int | None]] = {
 }
 
 # fmt: off
-REFUSED = (
+KERNEL = (
     # The kernel itself, its clock, keys and tracing.
     "acct", "add_key", "adjtimex", "bpf", "clock_adjtime", "clock_settime", "delete_module", "finit_module",
     "init_module", "ioperm", "iopl", "kexec_file_load", "kexec_load", "keyctl", "lookup_dcookie", "perf_event_open",
     "quotactl", "quotactl_fd", "reboot", "request_key", "setdomainname", "sethostname", "settimeofday", "swapoff",
     "swapon", "syslog", "uselib", "userfaultfd", "vhangup",
     # The file tree, and files by another way than their path.
-    "chroot", "fanotify_init", "fanotify_mark", "fsconfig", "fsmount", "fsopen", "fspick", "inotify_add_watch",
-    "mount", "mount_setattr", "move_mount", "name_to_handle_at", "open_by_handle_at", "open_tree", "open_tree_attr",
-    "pivot_root", "setns", "umount2",
+    "chroot", "fanotify_init", "fanotify_mark", "fsconfig", "fsmount", "fsopen", "fspick", "mount", "mount_setattr",
+    "move_mount", "name_to_handle_at", "open_by_handle_at", "open_tree", "open_tree_attr", "pivot_root", "setns",
+    "umount2",
+    # Calls that no filter sees.
+    "io_uring_enter", "io_uring_register", "io_uring_setup",
+)
+"""Refused in every sandbox."""
+SHARED = (
     # Other processes.
     "kcmp", "migrate_pages", "move_pages", "pidfd_getfd", "process_madvise", "process_mrelease", "process_vm_readv",
     "process_vm_writev", "ptrace",
-    # Calls that no filter sees.
-    "io_uring_enter", "io_uring_register", "io_uring_setup",
     # System V and POSIX queues, semaphores and memory: they are not files, so Landlock does not see them.
     "mq_open", "mq_unlink", "msgctl", "msgget", "msgrcv", "msgsnd", "semctl", "semget", "semop", "semtimedop",
     "shmat", "shmctl", "shmdt", "shmget",
+    # Changes in folders that the job may not read.
+    "inotify_add_watch",
 )
+"""Refused where the job shares the machine's processes and files with others, with nothing but Landlock between."""
 NO_EFFECT = (
     "chmod", "chown", "fchmod", "fchmodat", "fchmodat2", "fchown", "fchownat", "futimesat", "lchown", "utime",
     "utimes",
@@ -185,6 +196,11 @@ PRIO_USER, IOPRIO_WHO_USER = 2, 3
 O_ACCMODE, O_CREAT, O_TRUNC, O_TMPFILE = 0x3, 0x40, 0x200, 0x40_0000
 SETUID_SETGID = 0o6000
 EVERYBODY = 0xFFFF_FFFF  # kill(-1)
+PERSONALITIES = (
+    0,
+    0x4_0000,
+    0xFFFF_FFFF,
+)  # the usual one, without random addresses as debuggers want it, and a query
 WHOLE = 0xFFFF_FFFF
 
 
@@ -221,15 +237,42 @@ NUMBER_AT, ARCHITECTURE_AT, ARGUMENTS_AT = 0, 4, 16
 FARTHEST_JUMP = 255
 
 
-def rules(*, abi: int, shares_uid: bool, network: bool, loopback: bool) -> list[SyscallRule]:
-    """The rules for a job under Landlock of version `abi`; `shares_uid`: it has the platform's own uid."""
-    found = [SyscallRule(name, errno.EPERM) for name in REFUSED]
+def is_known(machine: str | None = None) -> bool:
+    """Whether the system calls of a machine are known, by default of this one: else there is no filter."""
+    return (os.uname().machine if machine is None else machine) in ARCHITECTURES
+
+
+def program(found: Sequence[SyscallRule]) -> bytes | None:
+    """The program for this machine, as the kernel reads it; none where its system calls are not known."""
+    return encode(assemble(found, machine=os.uname().machine)) if is_known() else None
+
+
+def kernel_gaps() -> tuple[Gap, ...]:
+    """What a sandbox does not keep without a filter."""
+    if is_known():
+        return ()
+    sentence = "a job can use io_uring, keys, new namespaces and every address family, vsock included"
+    return (Gap("kernel", f"the system calls of {os.uname().machine} are not known: {sentence}"),)
+
+
+def kernel_rules(*, network: bool, loopback: bool) -> list[SyscallRule]:
+    """The rules of every sandbox: `network` also where the job has a network namespace of its own."""
+    found = [SyscallRule(name, errno.EPERM) for name in KERNEL]
     found += namespace_rules()
     found += socket_rules(network=network, loopback=loopback)
-    found += process_rules()
+    found += [SyscallRule("personality", None, (ArgumentTest(0, kind),)) for kind in PERSONALITIES]
+    found.append(SyscallRule("personality", errno.EPERM))
     found += [
         SyscallRule("ioctl", errno.EPERM, (ArgumentTest(1, request),)) for request in (TIOCSTI, TIOCLINUX)
     ]
+    return found
+
+
+def landlock_rules(*, abi: int, shares_uid: bool, network: bool, loopback: bool) -> list[SyscallRule]:
+    """The rules for a job under Landlock of version `abi`; `shares_uid`: it has the platform's own uid."""
+    found = kernel_rules(network=network, loopback=loopback)
+    found += [SyscallRule(name, errno.EPERM) for name in SHARED]
+    found += process_rules()
     if abi < 3:
         found += truncation_rules()
     if shares_uid:
@@ -273,10 +316,14 @@ def socket_rules(*, network: bool, loopback: bool) -> list[SyscallRule]:
     if network or loopback:  # tells the names and addresses of the interfaces
         allowed.append((ArgumentTest(0, AF_NETLINK), ArgumentTest(2, NETLINK_ROUTE)))
     found = [SyscallRule("socket", None, tests) for tests in allowed]
-    found.append(SyscallRule("socket", errno.EACCES))
+    found += [
+        SyscallRule("socket", errno.EACCES, (ArgumentTest(0, family),)) for family in (AF_INET, AF_INET6)
+    ]
+    # As a kernel without the family answers, for which libraries are prepared.
+    found.append(SyscallRule("socket", errno.EAFNOSUPPORT))
     found += [
         SyscallRule("socketpair", None, (ArgumentTest(0, AF_UNIX),)),
-        SyscallRule("socketpair", errno.EACCES),
+        SyscallRule("socketpair", errno.EAFNOSUPPORT),
     ]
     if not network:  # connects without connect(), past Landlock
         found += [

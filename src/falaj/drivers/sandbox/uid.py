@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from falaj.drivers.sandbox import seccomp
 from falaj.drivers.sandbox.identity import become, hand_over, job_uid, reached, readable
 from falaj.drivers.sandbox.launch import launch
 from falaj.drivers.sandbox.refusals import refused, refused_at
@@ -51,7 +52,8 @@ class UidSandbox:
         refuse_unreachable(code, uid)
         hand_over(code.directory, uid)
         launcher = enter(self.facts, uid, network=code.network)
-        return launch(launcher, code, python=self.facts.python, stdout=stdout, stderr=stderr)
+        rules = filter_rules(self.facts, code)
+        return launch(launcher, code, rules, python=self.facts.python, stdout=stdout, stderr=stderr)
 
 
 def enter(facts: MachineFacts, uid: int, *, network: bool) -> list[str]:
@@ -66,6 +68,12 @@ def enter(facts: MachineFacts, uid: int, *, network: bool) -> list[str]:
     if network:
         return [*apart, "--", *drop]
     return [*apart, "--net", "--", facts.python, "-I", "-S", "-c", LIFT_LOOPBACK, *drop]
+
+
+def filter_rules(facts: MachineFacts, code: UserCode) -> list[seccomp.SyscallRule]:
+    """The rules of the filter: without a network namespace, it is the filter that keeps the job from the network."""
+    has_own_network = facts.unshare is not None
+    return seccomp.kernel_rules(network=code.network or has_own_network, loopback=code.loopback)
 
 
 def refuse_reachable(code: UserCode, uid: int) -> None:
@@ -109,11 +117,14 @@ def find_gaps(facts: MachineFacts) -> Iterable[Gap]:
     if len(facts.spare_uids) < 2:
         yield Gap("jobs", "jobs share one spare uid, and reach each other's files and processes")
         yield Gap("shared-memory", "jobs share one spare uid, and reach each other's shared memory")
+    yield from seccomp.kernel_gaps()
     if facts.unshare:
         return
     yield Gap("processes", "a job sees the machine's processes and their command lines")
-    yield Gap("network", "a job can reach the network")
-    yield Gap("gang-network", "a job can reach the network")
+    if not seccomp.is_known():
+        yield Gap("network", "a job can reach the network")
+    others = "a job of one process has no TCP at all, not even to itself"
+    yield Gap("gang-network", f"a job of several processes can reach the network by TCP; {others}")
     yield Gap("abstract-sockets", "a job can connect to abstract unix sockets")
     yield Gap(
         "children", "a process that leaves its session ends with the job only while the platform watches it"

@@ -9,15 +9,15 @@ import sqlalchemy as sa
 from falaj.drivers.sql.database import sqlite_engine, translate_errors
 from falaj.errors import Conflict
 
-HEAD = "0014"
+HEAD = "0034"
 """The newest migration. An up-to-date database opens without loading alembic."""
 
 LOCK = 0x66616C616A
 """Serialises the migrations of platforms that start concurrently on one PostgreSQL."""
 
 
-def migrate(url: str) -> None:
-    """Run the missing migrations in one transaction."""
+def migrate(url: str, *, to: str | None = None) -> None:
+    """Run the missing migrations, up to `to` or all of them, in one transaction."""
     engine = (
         sqlite_engine(url, begin="BEGIN IMMEDIATE") if url.startswith("sqlite") else sa.create_engine(url)
     )
@@ -28,8 +28,8 @@ def migrate(url: str) -> None:
             raise Conflict(
                 f"the metadata database has schema {version}, of a newer Falaj; this version supports {HEAD}"
             )
-        if version != HEAD:
-            _upgrade(engine)
+        if version is None or version < (to or HEAD):
+            _upgrade(engine, to or HEAD)
     finally:
         engine.dispose()
 
@@ -42,7 +42,7 @@ def current_version(engine: sa.Engine) -> str | None:
         return None if version is None else str(version)
 
 
-def _upgrade(engine: sa.Engine) -> None:
+def _upgrade(engine: sa.Engine, to: str) -> None:
     from alembic import command
     from alembic.config import Config
 
@@ -52,4 +52,4 @@ def _upgrade(engine: sa.Engine) -> None:
         if engine.dialect.name == "postgresql":
             connection.execute(sa.text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": LOCK})
         config.attributes["connection"] = connection
-        command.upgrade(config, HEAD)
+        command.upgrade(config, to)

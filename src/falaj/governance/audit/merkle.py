@@ -10,7 +10,14 @@ from collections.abc import Iterable, Sequence
 from hashlib import sha256
 from typing import NamedTuple
 
-from falaj.governance.audit.verify import fold, grow, leaf_hash, node_hash, verify_inclusion
+from falaj.governance.audit.verify import (
+    fold,
+    grow,
+    leaf_hash,
+    node_hash,
+    verify_consistency,
+    verify_inclusion,
+)
 
 __all__ = [
     "Frontier",
@@ -95,34 +102,6 @@ def consistency_proof(leaves: Sequence[bytes], old_size: int, new_size: int) -> 
     if start > 0:  # otherwise the old root itself is the node where the path begins
         path.append(_root(leaves[start:end]))
     return path[::-1]
-
-
-def verify_consistency(
-    old_size: int, new_size: int, path: Sequence[bytes], old_root: bytes, new_root: bytes
-) -> bool:
-    """Tell whether the tree with the new root extends the tree with the old one (RFC 9162, 2.1.4.2)."""
-    if not 0 <= old_size <= new_size:
-        return False
-    if old_size in (0, new_size):
-        return not path and old_root == (new_root if old_size else fold(()))
-    nodes = [old_root, *path] if old_size & (old_size - 1) == 0 else list(path)
-    if not nodes:
-        return False
-    at, last = old_size - 1, new_size - 1
-    while at & 1:
-        at, last = at >> 1, last >> 1
-    old = new = nodes[0]
-    for node in nodes[1:]:
-        if last == 0:
-            return False
-        if at & 1 or at == last:
-            old, new = node_hash(node, old), node_hash(node, new)
-            while at and not at & 1:
-                at, last = at >> 1, last >> 1
-        else:
-            new = node_hash(new, node)
-        at, last = at >> 1, last >> 1
-    return last == 0 and old == old_root and new == new_root
 
 
 def _split(size: int) -> int:

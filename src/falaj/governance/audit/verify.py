@@ -5,7 +5,8 @@
 Exit status: 0 sound, 1 damaged, 2 misuse. KEY is the Ed25519 public key as 64 hex digits, or a file that has
 them. Get KEY and HEADS from a place that the log's operator cannot write: whoever has the signing key can
 sign a rewritten log, and only heads kept elsewhere (the witness) give that away. EXPORT may also be a proof
-that one entry is in the log: {"entry", "index", "size", "path": [hex, ...], "head"}.
+that one entry is in the log, {"entry", "index", "size", "path": [hex, ...], "head"}, or that the log only grew
+since it had `since` entries and this root, {"since", "root", "path": [hex, ...], "head"}.
 
 An export is JSON Lines in UTF-8, and reaches to the end of the log:
 
@@ -90,6 +91,33 @@ def verify_proof(proof: dict[str, Any], public_key: bytes) -> VerificationReport
     return VerificationReport(1, 1, 0, 0, problems, [] if problems else [found])
 
 
+def verify_growth(
+    proof: dict[str, Any], public_key: bytes, witness: Iterable[str] = ()
+) -> VerificationReport:
+    """Check the document that says: the log under this signed head begins with the `since` entries of that root."""
+    _need_fields("the proof", proof, {"since": int, "root": HASH, "path": list, "head": dict})
+    since, root, head = proof["since"], proof["root"], _read_head(proof["head"], public_key)
+    path = [bytes.fromhex(each) for each in proof["path"]]
+    problems = [f"The head of size {head.size} {head.fault}."] if head.fault else []
+    if not verify_consistency(since, head.size, path, bytes.fromhex(root), bytes.fromhex(head.root)):
+        problems.append(f"The log of size {head.size} does not extend that of size {since} and root {root}.")
+    kept = [_read_kept(line, public_key) for line in filter(str.strip, witness)]
+    same = [each for each in kept if each.size == since and each.log_id == head.log_id and not each.fault]
+    if any(each.root != root for each in same):
+        problems.append(f"The witness has another root at size {since}: the log was rewritten.")
+    notes = [
+        f"The log {head.log_id[:80]!a} only grew, from {since} entries to {head.size}, signed {head.at}."
+    ]
+    if not same:
+        notes.append(f"Compare the root of size {since} with the one that you kept: {root}")
+    return VerificationReport(0, 1, len(kept), 0, problems, [] if problems else notes)
+
+
+def _read_kept(line: str, public_key: bytes) -> VerifiedHead:
+    value = _read_object("a line of the witness", line)
+    return _read_head(value.get("head", value), public_key)
+
+
 def leaf_hash(data: bytes) -> bytes:
     return sha256(b"\x00" + data).digest()
 
@@ -123,6 +151,34 @@ def verify_inclusion(leaf: bytes, index: int, size: int, path: Sequence[bytes], 
     for other, right in zip(path, reversed(on_right), strict=False):
         leaf = node_hash(other, leaf) if right else node_hash(leaf, other)
     return (index, size) == (0, 1) and len(path) == len(on_right) and leaf == root
+
+
+def verify_consistency(
+    old_size: int, new_size: int, path: Sequence[bytes], old_root: bytes, new_root: bytes
+) -> bool:
+    """Tell whether the tree with the new root extends the tree with the old one (RFC 9162, 2.1.4.2)."""
+    if not 0 <= old_size <= new_size:
+        return False
+    if old_size in (0, new_size):
+        return not path and old_root == (new_root if old_size else fold(()))
+    nodes = [old_root, *path] if old_size & (old_size - 1) == 0 else list(path)
+    if not nodes:
+        return False
+    at, last = old_size - 1, new_size - 1
+    while at & 1:
+        at, last = at >> 1, last >> 1
+    old = new = nodes[0]
+    for node in nodes[1:]:
+        if last == 0:
+            return False
+        if at & 1 or at == last:
+            old, new = node_hash(node, old), node_hash(node, new)
+            while at and not at & 1:
+                at, last = at >> 1, last >> 1
+        else:
+            new = node_hash(new, node)
+        at, last = at >> 1, last >> 1
+    return last == 0 and old == old_root and new == new_root
 
 
 def canonical(entry: dict[str, Any]) -> bytes:
@@ -203,6 +259,11 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return dict(pairs)
 
 
+def _moment(at: str) -> tuple[str, str]:
+    """A time that matches UTC_TIME, so that times can be compared."""
+    return at[:19], at[20:].rstrip("Z+:0") if at[19] == "." else ""
+
+
 def _read_entry(entry: Any) -> tuple[int, bytes]:
     """The seq of an entry, and the leaf hash of its contents."""
     _need(isinstance(entry, dict) and _fits(entry.get("seq"), int), "its entry has no whole number as seq")
@@ -228,7 +289,8 @@ class Verification:
         self.heads = {"export": 0, "witness": 0}
         self.matched = {"export": self.first, "witness": self.first}  # the last size with the signed root
         self.parted: set[str] = set()  # those whose heads have another root from there on
-        self.known = (self.size, f"the header says {self.size}")  # the largest size, and who says so
+        self.restores: list[tuple[int, str]] = []  # the seq and the time of each restore from a backup
+        self.lost: dict[int, int] = {}  # by seq of the restore: the size that the log is known to have had
         self.waiting: dict[int, list[tuple[str, VerifiedHead]]] = {}
         self.missing: list[range] = []
         self.problems: list[tuple[int, str]] = []
@@ -240,7 +302,10 @@ class Verification:
                 self._take_head(origin, _read_head(value.get("head", value), self.key))
             else:
                 _need({"entry"} <= set(value) <= {"entry", "leaf"}, "it is neither an entry nor a head")
-                self._take_entry(*_read_entry(value["entry"]), value.get("leaf"))
+                seq, leaf = _read_entry(value["entry"])
+                if seq == self.next and value["entry"].get("restored") is not None:
+                    self._take_restore(seq, value["entry"])
+                self._take_entry(seq, leaf, value.get("leaf"))
         except UnreadableExport as fault:
             self._say(self.next, f"Line {number} of the {origin} cannot be read: {fault}.")
 
@@ -254,7 +319,6 @@ class Verification:
             fault = head.fault or f"belongs to another log, {head.log_id[:80]!a}"
             self._say(head.size, f"The {origin}'s head of size {head.size} {fault}.")
         elif head.size > self.next:
-            self.known = max(self.known, (head.size, f"the {origin} has a signed head of size {head.size}"))
             self.waiting.setdefault(head.size, []).append((origin, head))
         elif head.size == self.next:
             self._compare(origin, head)
@@ -281,11 +345,35 @@ class Verification:
             for origin, head in self.waiting.pop(self.next, ()):
                 self._compare(origin, head)
 
+    def _take_restore(self, seq: int, entry: dict[str, Any]) -> None:
+        """Read the entry of a restore: the log goes on from the entries of a backup, and later ones are gone."""
+        said = entry["restored"]
+        kinds = {"backup": str, "taken_at": UTC_TIME, "size": int, "root": HASH, "known": int}
+        _need_fields("the restore", said, kinds)
+        _need(_fits(entry.get("at"), UTC_TIME), "its entry has no time in UTC as at")
+        if said["size"] != seq or (self.tree is not None and said["root"] != fold(self.tree).hex()):
+            self._say(
+                seq, f"Entry {seq} says that the log was restored from other entries than these: forged."
+            )
+        self.restores.append((seq, entry["at"]))
+        self.lost[seq] = max(seq, said["known"])
+
+    def _gone(self, origin: str, head: VerifiedHead) -> bool:
+        """Tell whether a head of the witness is older than a restore that says that its entries are gone."""
+        for seq, at in self.restores if origin == "witness" else ():
+            if seq < head.size and _moment(head.at) < _moment(at):
+                self.lost[seq] = max(self.lost[seq], head.size)
+                return True
+        return False
+
     def _compare(self, origin: str, head: VerifiedHead) -> None:
+        same = self.tree is not None and head.root == fold(self.tree).hex()
+        if not same and self._gone(origin, head):
+            return
         self.covered, low = head.size, self.matched[origin]
         if self.tree is None or origin in self.parted:
             return
-        if head.root == fold(self.tree).hex():
+        if same:
             self.matched[origin] = head.size
         else:
             self.parted.add(origin)
@@ -298,18 +386,36 @@ class Verification:
             self._say(gap[0], f"{what} missing: deleted.")
         if self.parted == {"witness"} and self.matched["export"] > self.first:
             self._say(self.next, "The heads in the export fit it: it was rewritten and signed again.")
-        if self.known[0] > self.next:
-            cut = "truncated unless the export is older" if "witness" in self.known[1] else "truncated"
-            self._say(self.next, f"The log ends at size {self.next}, but {self.known[1]}: {cut}.")
+        known = max(self._known_sizes())
+        if known[0] > self.next:
+            cut = "truncated unless the export is older" if "witness" in known[1] else "truncated"
+            self._say(self.next, f"The log ends at size {self.next}, but {known[1]}: {cut}.")
         if self.entries and self.covered == self.first:
             self._say(self.first, "No signed head covers any of these entries: nothing is proved.")
         tail = self.next - self.covered
         what = "entry is" if tail == 1 else f"{tail} entries are"
         notes = [f"The last {what} not covered by a signed head yet."] if tail else []
+        notes += self.restore_notes()
         problems = [sentence for _, sentence in sorted(self.problems)]
         return VerificationReport(
             self.entries, self.heads["export"], self.heads["witness"], tail, problems, notes
         )
+
+    def _known_sizes(self) -> Iterator[tuple[int, str]]:
+        """The sizes that the log is said to have, each with who says so."""
+        yield self.size, f"the header says {self.size}"
+        for size, heads in self.waiting.items():
+            for origin, head in heads:
+                if not self._gone(origin, head):
+                    yield size, f"the {origin} has a signed head of size {size}"
+
+    def restore_notes(self) -> list[str]:
+        """One sentence for each restore: what was lost by it. It is no damage, but has to be known."""
+        return [
+            f"At {at} the platform was restored from a backup with {seq} entries"
+            + (f"; {self.lost[seq] - seq} entries made after it are gone." if self.lost[seq] > seq else ".")
+            for seq, at in self.restores
+        ]
 
 
 # Ed25519 (RFC 8032), for where `cryptography` is not installed. It only verifies: there is no secret to leak.
@@ -366,9 +472,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     args = parser.parse_args(argv)
     try:
-        key, proof = _read_key(args.public_key), _read_proof(args.export)
+        key, proof = read_key(args.public_key), _read_proof(args.export)
         witness = _lines(args.witness) if args.witness else ()
-        report = verify_proof(proof, key) if proof else verify_export(_lines(args.export), key, witness)
+        if proof and "since" in proof:
+            report = verify_growth(proof, key, witness)
+        else:
+            report = verify_proof(proof, key) if proof else verify_export(_lines(args.export), key, witness)
     except (OSError, UnreadableExport) as fault:
         print(f"error: {fault}", file=sys.stderr)
         return 2
@@ -395,7 +504,8 @@ def _read_proof(path: str) -> dict[str, Any] | None:
     return None
 
 
-def _read_key(given: str) -> bytes:
+def read_key(given: str) -> bytes:
+    """Return the public key that `given` is in hex, or that the file of this name holds."""
     text = given if _fits(given.lower(), HASH) else "".join(_lines(given))
     keys = set(re.findall(r"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])", text.lower()))
     _need(len(keys) == 1, f"{given[:80]!a} does not hold one Ed25519 public key as 64 hex digits")

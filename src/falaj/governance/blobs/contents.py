@@ -3,28 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from sqlalchemy import select, update
 
 from falaj.errors import Conflict
-from falaj.governance import objects
+from falaj.governance import backups, objects
+from falaj.governance.blobs.direct import UploadGrant
 from falaj.governance.blobs.service import blob_record
 from falaj.governance.encryption.blobs import EncryptedBlobs
+from falaj.governance.encryption.frames import stored_size
 from falaj.governance.tables import blobs
 from falaj.governance.tables import objects as stored
 from falaj.ports.blobs import BlobKey
 from falaj.ports.metadata import Database, Transaction
 from falaj.records.governance.blobs import Blob
-from falaj.records.names import ObjectId
+from falaj.records.names import ObjectId, new_id
+from falaj.records.record import utc_now
+
+GRANTED_FOR = timedelta(hours=1)
+"""How long a worker may take to upload a blob."""
 
 
 class BlobContents:
     """Reads blobs behind the gate: the caller has been authorized for the object that the blobs belong to."""
 
-    def __init__(self, database: Database, stores: Mapping[str, EncryptedBlobs]) -> None:
+    def __init__(
+        self, database: Database, stores: Mapping[str, EncryptedBlobs], *, platform: str = ""
+    ) -> None:
+        """`platform` is the prefix of this platform's keys."""
         self._database = database
         self._stores = stores
+        self._prefix = f"{platform}/"
 
     def facts(self, tx: Transaction, blob: ObjectId) -> Blob:
         """Return the record of a blob; raise NotFound if it was deleted."""
@@ -46,8 +56,25 @@ class BlobContents:
             raise Conflict(f"blob {blob.name} was staged too long and has expired; upload it again")
         tx.execute(update(blobs).where(blobs.c.id == blob.id).values(staged_until=None))
 
+    def grant_upload(self, workspace: ObjectId, *, zone: str) -> UploadGrant | None:
+        """Return what a worker needs to upload one blob into the store of a zone; none if that takes no uploads.
+
+        It changes nothing: the blob exists once `blobs.upload` was given the StagedUpload, and was permitted.
+        """
+        ident = new_id("blob")
+        key = BlobKey(f"{self._prefix}{workspace}/{ident}")
+        opened = self._stores[zone].open_upload(workspace, key, lasts=GRANTED_FOR)
+        return None if opened is None else UploadGrant(ident, key, zone, *opened)
+
+    def discard_upload(self, grant: UploadGrant) -> None:
+        """Remove what was uploaded by a grant that is not wanted any more."""
+        self._stores[grant.zone].discard(grant.address.staged)
+
     def erase(self, blob: ObjectId) -> None:
-        """Remove the bytes of a deleted blob without waiting for a cleanup; those of any other blob stay."""
+        """Remove the bytes of a deleted blob without waiting for a cleanup; those of any other blob stay.
+
+        While a backup is being made they stay, too, and go with a later cleanup.
+        """
         query = (
             select(blobs.c.key, stored.c.zone)
             .join(stored, stored.c.id == blobs.c.id)
@@ -55,5 +82,16 @@ class BlobContents:
         )
         with self._database.read() as tx:
             gone = tx.execute(query).first()
-        if gone is not None:
+            held = backups.is_held(tx, now=utc_now())
+        if gone is not None and not held:
             self._stores[gone.zone].delete(BlobKey(gone.key))
+
+
+def living_blobs(tx: Transaction) -> list[tuple[str, str, int]]:
+    """Return zone, key and stored size of every blob that is not deleted; staged ones may go at any time."""
+    query = (
+        select(stored.c.zone, blobs.c.key, blobs.c.size_bytes)
+        .join(stored, stored.c.id == blobs.c.id)
+        .where(stored.c.deleted_at.is_(None), blobs.c.staged_until.is_(None))
+    )
+    return [(row.zone, row.key, stored_size(row.size_bytes)) for row in tx.execute(query)]

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Annotated, Any, Protocol
 
 from pydantic import Field
 from sqlalchemy import bindparam, insert, select, update
 
-from falaj.errors import Conflict, ResidencyDenied
-from falaj.governance import objects
+from falaj.errors import Conflict, Damaged, FalajError, ResidencyDenied
+from falaj.governance import backups, objects
+from falaj.governance.blobs.direct import StagedUpload
 from falaj.governance.encryption.blobs import EncryptedBlobs
 from falaj.governance.encryption.digest import RunningDigest
 from falaj.governance.encryption.keyring import require_living_key, stop_publishing
@@ -27,12 +28,23 @@ from falaj.records.governance.blobs import Blob
 from falaj.records.governance.identity import Role
 from falaj.records.governance.objects import Cursor, Page, PageSize, StoredObject
 from falaj.records.governance.residency import Label
-from falaj.records.names import AnyRef, BlobRef, DataClass, Jurisdiction, Name, WorkspaceRef, ZoneName, new_id
+from falaj.records.names import (
+    AnyRef,
+    BlobRef,
+    DataClass,
+    Jurisdiction,
+    Name,
+    ObjectId,
+    WorkspaceRef,
+    ZoneName,
+    new_id,
+)
 from falaj.records.record import Record
 
 STAGED_FOR = timedelta(days=1)
 
 _by_id = select(blobs).where(blobs.c.id == bindparam("id"))
+_by_ids = objects.RowsByIds(select(blobs), blobs.c.id)
 
 Age = Annotated[timedelta, Field(ge=timedelta(minutes=1), le=timedelta(days=36_500))]
 Offset = Annotated[int, Field(ge=0, le=2**62)]
@@ -82,10 +94,14 @@ class Blobs:
             raise ResidencyDenied(
                 f"bytes labelled {own.describe()} may not lie in zone {place.name} ({place.jurisdiction})"
             )
-        ident = new_id("blob")
-        key = BlobKey(f"{self._prefix}{call.target.id}/{ident}")
-        digest = RunningDigest()
-        self._stores[place.name].write(call.target.id, key, digest.follow(data))
+        if isinstance(data, StagedUpload):
+            ident, key = data.grant.ident, data.grant.key
+            digest = self._adopt(data, call.target.id, place.name)
+        else:
+            ident = new_id("blob")
+            key = BlobKey(f"{self._prefix}{call.target.id}/{ident}")
+            digest = RunningDigest()
+            self._stores[place.name].write(call.target.id, key, digest.follow(data))
         call.content = digest.hexdigest()
 
         def publish() -> Blob:
@@ -106,6 +122,29 @@ class Blobs:
         if blob.id != ident:  # the same upload was sent before, under the same idempotency key
             self._stores[place.name].delete(key)
         return blob
+
+    def _adopt(self, upload: StagedUpload, workspace: ObjectId, zone: str) -> RunningDigest:
+        """Move what a worker uploaded out of its reach, and read it; Damaged if it is not what was announced.
+
+        Until it is recorded it is what an interrupted upload leaves: a cleanup removes it.
+        """
+        grant, store = upload.grant, self._stores[zone]
+        if grant.zone != zone or grant.key != f"{self._prefix}{workspace}/{grant.ident}":
+            raise Conflict(f"blob {grant.ident} was to be uploaded into zone {grant.zone}, not {zone}")
+        digest = RunningDigest()
+        try:
+            store.adopt(grant.key, grant.address.staged)
+            for _ in digest.follow(store.read(workspace, grant.key)):
+                pass
+            if (digest.size_bytes, digest.hexdigest()) != (upload.size_bytes, upload.sha256):
+                raise Damaged(
+                    f"blob {grant.ident} is not what was announced: {digest.size_bytes} bytes arrived"
+                )
+        except FalajError:
+            store.discard(grant.address.staged)
+            store.delete(grant.key)
+            raise
+        return digest
 
     @operation("blobs.commit", resource="blob")
     def commit(self, blob: BlobRef, *, name: Name) -> Blob:
@@ -130,7 +169,7 @@ class Blobs:
         self, *, workspace: WorkspaceRef | None = None, after: Cursor = "", limit: PageSize = 100
     ) -> Page[Blob]:
         """The blobs of a workspace."""
-        return list_workspace_page(self.gate, "blob", blob_record, after=after, limit=limit)
+        return list_workspace_page(self.gate, "blob", blob_records, after=after, limit=limit)
 
     @operation("blobs.read", resource="blob", mode=Mode.FREE)
     def read(self, blob: BlobRef, *, offset: Offset = 0, length: Offset | None = None) -> ByteStream:
@@ -171,9 +210,12 @@ class Blobs:
                 yield stored.key
 
     def _remove_orphan(self, store: EncryptedBlobs, key: BlobKey, before: datetime) -> bool:
-        """Delete `key` if no blob refers to it; whether. One that is being published just now is waited for."""
+        """Delete `key` if no blob refers to it; whether. One that is being published just now is waited for.
+
+        While a backup is being made nothing is deleted: its database may refer to it.
+        """
         with self.gate.database.read() as tx:
-            if _is_living(tx, key, now=before):
+            if backups.is_held(tx, now=self.gate.clock()) or _is_living(tx, key, now=before):
                 return False
         with self.gate.database.write() as tx:
             stop_publishing(tx, key.split("/")[-2])
@@ -184,7 +226,15 @@ class Blobs:
 
 
 def blob_record(tx: Transaction, found: StoredObject) -> Blob:
-    row = tx.execute(_by_id, {"id": found.id}).mappings().one()
+    return blob_records(tx, [found])[0]
+
+
+def blob_records(tx: Transaction, page: Sequence[StoredObject]) -> list[Blob]:
+    known = {row["id"]: row for row in _by_ids.fetch(tx, [each.id for each in page])}
+    return [_blob(each, known[each.id]) for each in page]
+
+
+def _blob(found: StoredObject, row: Mapping[str, Any]) -> Blob:
     return Blob(
         id=found.id,
         workspace=found.workspace,

@@ -38,7 +38,7 @@ class Objects:
     ) -> Page[StoredObject]:
         """The objects of one kind in a workspace."""
         home = current_call().target.id
-        return list_page(self.gate, [kind], lambda found: found, after=after, limit=limit, workspace=home)
+        return list_page(self.gate, [kind], lambda page: page, after=after, limit=limit, workspace=home)
 
     @operation("objects.label", resource="object")
     def label(

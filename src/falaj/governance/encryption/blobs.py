@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
-from datetime import datetime
+from datetime import datetime, timedelta
 from itertools import islice
 from typing import Protocol
 
 from falaj.governance.encryption import frames
-from falaj.governance.encryption.frames import DataKey
-from falaj.ports.blobs import BlobKey, BlobStore, StoredBlob
+from falaj.governance.encryption.frames import DataKey, SealingKey
+from falaj.ports.blobs import BlobKey, BlobStore, StoredBlob, UploadAddress
 
 
 class DataKeys(Protocol):
@@ -53,6 +53,22 @@ class EncryptedBlobs:
             start=start,
             length=length,
         )
+
+    def open_upload(
+        self, workspace: str, key: BlobKey, *, lasts: timedelta
+    ) -> tuple[UploadAddress, SealingKey] | None:
+        """Return where somebody may upload the blob for so long, and its key; none if the store takes no uploads."""
+        address = self._store.open_upload(lasts=lasts)
+        if address is None:
+            return None
+        return address, frames.sealing_key(key=self._keys.current(workspace), workspace=workspace, blob=key)
+
+    def adopt(self, key: BlobKey, staged: str) -> None:
+        """Store what was uploaded; only reading it proves that it is what it should be."""
+        self._store.adopt(staged, key)
+
+    def discard(self, staged: str) -> None:
+        self._store.discard(staged)
 
     def size(self, key: BlobKey) -> int:
         """The plain size, as the stored size tells it."""

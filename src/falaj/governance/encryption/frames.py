@@ -50,10 +50,32 @@ class DataKey(NamedTuple):
         return f"DataKey(version={self.version})"
 
 
+class SealingKey(NamedTuple):
+    """All that is needed to encrypt one blob, elsewhere too: its header, what its tags cover, and its subkey."""
+
+    header: bytes
+    bound: bytes
+    subkey: bytes
+
+    def __repr__(self) -> str:
+        return "SealingKey()"
+
+
+def sealing_key(*, key: DataKey, workspace: str, blob: str) -> SealingKey:
+    """Return a new key for one blob; it opens no other."""
+    header = new_header(key)
+    cipher = FrameCipher(header, secret=key.secret, workspace=workspace, blob=blob)
+    return SealingKey(header, cipher.bound, cipher.subkey)
+
+
+def new_header(key: DataKey) -> bytes:
+    fields = FIELDS.pack(MAGIC, FORMAT, key.version, os.urandom(32))
+    return fields + CHECKSUM.pack(zlib.crc32(fields))
+
+
 def encrypt(chunks: Iterable[Piece], *, key: DataKey, workspace: str, blob: str) -> Iterator[bytes]:
     """The stored form of `chunks`: the header, then one frame at a time."""
-    fields = FIELDS.pack(MAGIC, FORMAT, key.version, os.urandom(32))
-    header = fields + CHECKSUM.pack(zlib.crc32(fields))
+    header = new_header(key)
     cipher = FrameCipher(header, secret=key.secret, workspace=workspace, blob=blob)
     yield header
 
@@ -175,11 +197,10 @@ class FrameCipher:
             raise errors.KeyUnavailable(f"the data key of blob {blob!r} is not {KEY_BYTES} bytes long")
         place = b"".join(len(part).to_bytes(4, "big") + part for part in (workspace.encode(), blob.encode()))
         salt = header[FIELDS.size - 32 : FIELDS.size]
-        subkey = HKDF(algorithm=SHA256(), length=KEY_BYTES, salt=salt, info=b"falaj blob" + place).derive(
-            secret
-        )
-        self._aes = AESGCM(subkey)
-        self._bound = header + place
+        derivation = HKDF(algorithm=SHA256(), length=KEY_BYTES, salt=salt, info=b"falaj blob" + place)
+        self.subkey = derivation.derive(secret)
+        self._aes = AESGCM(self.subkey)
+        self.bound = header + place
         self._blob = blob
 
     def seal(self, index: int, plain: Piece, *, last: bool) -> bytes:
@@ -195,7 +216,7 @@ class FrameCipher:
         return damaged(self._blob, index, why)
 
     def _about(self, index: int, last: bool) -> bytes:
-        return self._bound + struct.pack(">Q?", index, last)
+        return self.bound + struct.pack(">Q?", index, last)
 
 
 def nonce(index: int) -> bytes:

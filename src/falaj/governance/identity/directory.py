@@ -14,7 +14,10 @@ from falaj.ports.directory import Directory, VerifiedPrincipal
 from falaj.ports.metadata import Database, Transaction
 from falaj.records.names import ROOT, PrincipalId
 
-REFUSED = "the token is unknown, expired or revoked; 'falaj tokens issue' makes a new one"
+REFUSED = (
+    "the token is unknown, expired or revoked; ask an administrator for a new one (falaj tokens issue --user YOU), or "
+    "run 'falaj login' on its machine as the owner of the home"
+)
 """The same message whatever is wrong with the token."""
 
 

@@ -12,48 +12,79 @@ from falaj.governance import objects
 from falaj.governance.policy.epochs import advance_epoch
 from falaj.governance.tables import grants, group_members, principals
 from falaj.governance.tables import objects as objects_table
-from falaj.ports.metadata import Transaction
+from falaj.ports.metadata import Prepared, Transaction
 from falaj.records.governance.identity import Grant, Group, Principal, PrincipalKind, Role, Workspace
 from falaj.records.governance.objects import StoredObject
 from falaj.records.names import ROOT, PrincipalId, new_id
 
-_disabled_at = select(principals.c.disabled_at).where(principals.c.id == bindparam("id"))
+_disabled_at = Prepared(select(principals.c.disabled_at).where(principals.c.id == bindparam("id")))
+_principals = objects.RowsByIds(select(principals), principals.c.id)
+_members = objects.RowsByIds(
+    select(group_members.c.group_id, objects_table.c.name)
+    .join(group_members, group_members.c.member == objects_table.c.id)
+    .order_by(objects_table.c.name),
+    group_members.c.group_id,
+)
+_groups_of = select(group_members.c.group_id).where(group_members.c.member == bindparam("id"))
+_held = Prepared(
+    select(objects_table.c.name, grants.c.subject, grants.c.role)
+    .join(objects_table, objects_table.c.id == grants.c.workspace)
+    .where((grants.c.subject == bindparam("id")) | grants.c.subject.in_(_groups_of))
+    .order_by(objects_table.c.name, grants.c.role)
+)
+_holders = Prepared(
+    select(objects_table.c.id, objects_table.c.name).where(
+        (objects_table.c.id == bindparam("id")) | objects_table.c.id.in_(_groups_of)
+    )
+)
 
 
-def add_principal(tx: Transaction, name: str, *, kind: PrincipalKind, now: datetime) -> StoredObject:
-    """Create a principal, which owns itself."""
+def add_principal(
+    tx: Transaction, name: str, *, kind: PrincipalKind, now: datetime, by: Sequence[str] = ()
+) -> StoredObject:
+    """Create a principal, which owns itself; `by` are those who act (none: the platform, at its first start)."""
     ident = new_id(kind)
     new = StoredObject(
         id=ident, workspace=ROOT, kind=kind, name=name, owner=PrincipalId(ident), created_at=now
     )
     objects.create(tx, new)
-    tx.execute(insert(principals), {"id": ident})
+    tx.insert(principals, {"id": ident, "created_by": list(by)})
     return new
 
 
 def is_disabled(tx: Transaction, ident: str) -> bool:
-    row = tx.execute(_disabled_at, {"id": ident}).first()
-    return row is None or row[0] is not None
+    rows = tx.fetch(_disabled_at, {"id": ident})
+    return not rows or rows[0]["disabled_at"] is not None
 
 
 def principal_record(tx: Transaction, found: StoredObject) -> Principal:
-    return Principal(
-        id=PrincipalId(found.id),
-        name=found.name,
-        kind="service" if found.kind == "service" else "user",
-        disabled=is_disabled(tx, found.id),
-        created_at=found.created_at,
-    )
+    return principal_records(tx, [found])[0]
+
+
+def principal_records(tx: Transaction, page: Sequence[StoredObject]) -> list[Principal]:
+    rows = _principals.fetch(tx, [each.id for each in page])
+    enabled = {row["id"] for row in rows if row["disabled_at"] is None}
+    return [
+        Principal(
+            id=PrincipalId(each.id),
+            name=each.name,
+            kind="service" if each.kind == "service" else "user",
+            disabled=each.id not in enabled,
+            created_at=each.created_at,
+        )
+        for each in page
+    ]
 
 
 def group_record(tx: Transaction, found: StoredObject) -> Group:
-    query = (
-        select(objects_table.c.name)
-        .join(group_members, group_members.c.member == objects_table.c.id)
-        .where(group_members.c.group_id == found.id)
-        .order_by(objects_table.c.name)
-    )
-    return Group(id=found.id, name=found.name, members=tuple(tx.execute(query).scalars()))
+    return group_records(tx, [found])[0]
+
+
+def group_records(tx: Transaction, page: Sequence[StoredObject]) -> list[Group]:
+    members: dict[str, list[str]] = {each.id: [] for each in page}
+    for row in _members.fetch(tx, [*members]):
+        members[row["group_id"]].append(row["name"])
+    return [Group(id=each.id, name=each.name, members=tuple(members[each.id])) for each in page]
 
 
 def member_ids(tx: Transaction, group: str) -> Sequence[str]:
@@ -76,24 +107,14 @@ def require_administrator(tx: Transaction) -> None:
 
 def roles_held(tx: Transaction, ident: str) -> list[Grant]:
     """Return the roles of a principal, its own and those of its groups."""
-    groups = select(group_members.c.group_id).where(group_members.c.member == ident)
-    query = (
-        select(objects_table.c.name, grants.c.subject, grants.c.role)
-        .join(objects_table, objects_table.c.id == grants.c.workspace)
-        .where((grants.c.subject == ident) | grants.c.subject.in_(groups))
-        .order_by(objects_table.c.name, grants.c.role)
-    )
-    names = {
-        row.id: row.name
-        for row in tx.execute(
-            select(objects_table.c.id, objects_table.c.name).where(
-                (objects_table.c.id == ident) | objects_table.c.id.in_(groups)
-            )
-        )
-    }
+    names = {row["id"]: row["name"] for row in tx.fetch(_holders, {"id": ident})}
     return [
-        Grant(workspace=workspace, subject=names.get(subject, subject), role=Role(role))
-        for workspace, subject, role in tx.execute(query)
+        Grant(
+            workspace=row["name"],
+            subject=names.get(row["subject"], row["subject"]),
+            role=Role(row["role"]),
+        )
+        for row in tx.fetch(_held, {"id": ident})
     ]
 
 
@@ -110,10 +131,14 @@ def grants_in(tx: Transaction, workspace: StoredObject) -> list[Grant]:
     ]
 
 
-def grant_role(tx: Transaction, workspace: str, subject: str, role: Role) -> None:
+def grant_role(
+    tx: Transaction, workspace: str, subject: str, role: Role, *, now: datetime, by: Sequence[str] = ()
+) -> None:
+    """Give a role; `by` are those who act (none: the platform, at its first start)."""
     held = tx.execute(select(grants.c.role).where(*_same(workspace, subject, role))).first()
     if held is None:
-        tx.execute(insert(grants), {"workspace": workspace, "subject": subject, "role": role})
+        row = {"workspace": workspace, "subject": subject, "role": role}
+        tx.execute(insert(grants), row | {"granted_by": list(by), "granted_at": now})
         advance_epoch(tx)
 
 

@@ -13,13 +13,16 @@ from falaj.errors import Conflict, Denied
 from falaj.governance import objects
 from falaj.governance.encryption.keyring import Keyring
 from falaj.governance.identity import tokens as token_store
+from falaj.governance.identity.appointments import actors
 from falaj.governance.identity.principals import (
     add_principal,
     grant_role,
     grants_in,
     group_record,
+    group_records,
     member_ids,
     principal_record,
+    principal_records,
     require_administrator,
     revoke_role,
     roles_held,
@@ -76,7 +79,9 @@ class Users:
         )
         if taken is not None:
             raise Conflict(f"{name!r} is the name of a {taken.kind} already")
-        return principal_record(call.tx, add_principal(call.tx, name, kind=kind, now=call.now))
+        return principal_record(
+            call.tx, add_principal(call.tx, name, kind=kind, now=call.now, by=actors(call.tx, call.caller))
+        )
 
     @operation("users.list", resource="platform", mode=Mode.READ, allow="anyone")
     def list(self, *, after: Cursor = "", limit: PageSize = 100) -> Page[Principal]:
@@ -84,7 +89,12 @@ class Users:
         tx = current_call().tx
         kinds = ["user", "service"]
         return list_page(
-            self.gate, kinds, lambda found: principal_record(tx, found), after=after, limit=limit
+            self.gate,
+            kinds,
+            lambda page: principal_records(tx, page),
+            after=after,
+            limit=limit,
+            workspace=ROOT,
         )
 
     @operation("users.show", resource="user", mode=Mode.READ, allow="anyone")
@@ -143,16 +153,23 @@ class Groups:
         """The groups and their members."""
         tx = current_call().tx
         return list_page(
-            self.gate, ["group"], lambda found: group_record(tx, found), after=after, limit=limit
+            self.gate,
+            ["group"],
+            lambda page: group_records(tx, page),
+            after=after,
+            limit=limit,
+            workspace=ROOT,
         )
 
     @operation("groups.add", resource="group", allow=Role.ADMIN)
     def add(self, group: GroupRef, user: UserRef) -> Group:
         """Put a user or service account into a group."""
         call = current_call()
-        member = {"group_id": call.target.id, "member": call.object("user").id}
-        if member["member"] not in member_ids(call.tx, call.target.id):
-            call.tx.execute(insert(group_members), member)
+        member = call.object("user").id
+        if member not in member_ids(call.tx, call.target.id):
+            row = {"group_id": call.target.id, "member": member}
+            when = {"added_by": actors(call.tx, call.caller), "added_at": call.now}
+            call.tx.execute(insert(group_members), {**row, **when})
             advance_epoch(call.tx)
         return group_record(call.tx, call.target)
 
@@ -203,6 +220,7 @@ class Tokens:
             "purpose": purpose,
             "issuer": call.caller.token if token_store.is_limited(call.caller) else None,
             "expires_at": until,
+            "vouched_by": [each for each in actors(call.tx, call.caller) if each != call.target.id],
         }
         call.tx.execute(insert(tokens), values)
         return IssuedToken(
@@ -216,9 +234,10 @@ class Tokens:
         return list_page(
             self.gate,
             ["token"],
-            lambda found: token_store.token_record(tx, found.id),
+            lambda page: token_store.token_records(tx, page),
             after=after,
             limit=limit,
+            workspace=ROOT,
             action="tokens.revoke",
         )
 
@@ -247,7 +266,10 @@ class Tokens:
         call = current_call()
         if (call.caller.workspace, call.caller.actions) != (None, None):
             raise Denied("this token is limited, and signing in would give more than it has")
-        return token_store.create_link(call.tx, call.target.id, now=call.now)
+        others = [each for each in actors(call.tx, call.caller) if each != call.target.id]
+        return token_store.create_link(
+            call.tx, call.target.id, now=call.now, vouched_by=others, digest=self.gate.audit.digest
+        )
 
 
 class Workspaces:
@@ -264,13 +286,15 @@ class Workspaces:
         root = objects.resolve(call.tx, ROOT, kind="workspace", workspace=ROOT)
         new = call.create("workspace", name, workspace=root)
         self._keyring.create(call.tx, new.id, now=call.now)
-        grant_role(call.tx, new.id, call.caller.id, Role.ADMIN)
+        grant_role(call.tx, new.id, call.caller.id, Role.ADMIN, now=call.now, by=actors(call.tx, call.caller))
         return workspace_record(new)
 
     @operation("workspaces.list", resource="platform", mode=Mode.READ, allow="anyone")
     def list(self, *, after: Cursor = "", limit: PageSize = 100) -> Page[Workspace]:
         """The workspaces that you may see."""
-        return list_page(self.gate, ["workspace"], workspace_record, after=after, limit=limit)
+        return list_page(
+            self.gate, ["workspace"], lambda page: map(workspace_record, page), after=after, limit=limit
+        )
 
     @operation("workspaces.show", resource="workspace", mode=Mode.READ)
     def show(self, workspace: WorkspaceRef) -> Workspace:
@@ -281,7 +305,8 @@ class Workspaces:
     def grant(self, workspace: WorkspaceRef, subject: SubjectRef, *, role: Role) -> Grant:
         """Give a user, service account or group a role in a workspace (`platform`: in every workspace)."""
         call = current_call()
-        grant_role(call.tx, call.target.id, call.object("subject").id, role)
+        by = actors(call.tx, call.caller)
+        grant_role(call.tx, call.target.id, call.object("subject").id, role, now=call.now, by=by)
         return Grant(workspace=call.target.name, subject=call.object("subject").name, role=role)
 
     @operation("workspaces.revoke", resource="workspace", allow=Role.ADMIN)

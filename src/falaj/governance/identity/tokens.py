@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import json
 import os
-from base64 import urlsafe_b64encode
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
+from typing import Any
 
 from sqlalchemy import bindparam, delete, insert, select
 
@@ -17,7 +21,7 @@ from falaj.governance.operations.caller import Caller
 from falaj.governance.tables import objects as objects_table
 from falaj.governance.tables import sign_in_codes, tokens
 from falaj.ports.directory import VerifiedPrincipal
-from falaj.ports.metadata import Transaction
+from falaj.ports.metadata import Transaction, to_micros
 from falaj.records.governance.identity import PrincipalKind, SignInLink, Token
 from falaj.records.governance.objects import StoredObject
 from falaj.records.names import (
@@ -28,36 +32,70 @@ from falaj.records.names import (
 PREFIX = "fj_"
 SECRET_BYTES = 32
 LINK_LIFETIME = timedelta(minutes=5)
+LINK_MAC_BYTES = 16
+LINK_REFUSED = "this sign-in link was used or has expired; 'falaj tokens sign-in-link' makes a new one"
 
 
-_by_id = (
-    select(tokens, objects_table.c.name, objects_table.c.kind)
-    .join(objects_table, objects_table.c.id == tokens.c.principal)
-    .where(tokens.c.id == bindparam("id"))
+_all = select(tokens, objects_table.c.name, objects_table.c.kind).join(
+    objects_table, objects_table.c.id == tokens.c.principal
 )
+_by_id = _all.where(tokens.c.id == bindparam("id"))
+_by_ids = objects.RowsByIds(_all, tokens.c.id)
 
 
-def create_link(tx: Transaction, principal: str, *, now: datetime) -> SignInLink:
-    code = _text(os.urandom(SECRET_BYTES))
-    link = SignInLink(code=code, expires_at=now + LINK_LIFETIME)
-    row = {"code_hash": _hash(code), "principal": principal, "expires_at": link.expires_at}
-    tx.execute(insert(sign_in_codes), row)
-    return link
+Digest = Callable[[bytes], str]
+"""The platform's keyed digest."""
 
 
-def redeem_link(tx: Transaction, code: str, *, now: datetime, origin: str) -> Caller:
+def create_link(
+    tx: Transaction, principal: str, *, now: datetime, vouched_by: Sequence[str], digest: Digest
+) -> SignInLink:
+    """Store a sign-in code. It contains a MAC of what is stored: who can write to the database makes no other of it."""
+    secret, until = os.urandom(SECRET_BYTES), now + LINK_LIFETIME
+    code = _text(secret + _link_mac(secret, principal, until, vouched_by, digest))
+    row = {"code_hash": _hash(code), "principal": principal, "expires_at": until}
+    tx.execute(insert(sign_in_codes), row | {"vouched_by": list(vouched_by)})
+    return SignInLink(code=code, expires_at=until)
+
+
+def redeem_link(tx: Transaction, code: str, *, now: datetime, origin: str, digest: Digest) -> Caller:
     """Return the caller to whom a sign-in code belongs, and use the code up."""
     found = tx.execute(
         delete(sign_in_codes)
         .where(sign_in_codes.c.code_hash == _hash(code))
-        .returning(sign_in_codes.c.principal, sign_in_codes.c.expires_at)
+        .returning(sign_in_codes.c.principal, sign_in_codes.c.expires_at, sign_in_codes.c.vouched_by)
     ).first()
     person = found and objects.by_id(tx, found.principal)
     if not found or not person or found.expires_at < now or is_disabled(tx, person.id):
-        raise Unauthenticated(
-            "this sign-in link was used or has expired; 'falaj tokens sign-in-link' makes a new one"
-        )
-    return caller_for(person, origin=origin)
+        raise Unauthenticated(LINK_REFUSED)
+    _require_own_link(code, found, digest)
+    return replace(caller_for(person, origin=origin), vouchers=tuple(found.vouched_by or ()))
+
+
+def _require_own_link(code: str, found: Any, digest: Digest) -> None:
+    """Raise Unauthenticated unless the platform made `code` for what is stored under it."""
+    try:
+        raw = urlsafe_b64decode(code + "=" * (-len(code) % 4))
+    except ValueError:
+        raise Unauthenticated(LINK_REFUSED) from None
+    secret, mac = raw[:SECRET_BYTES], raw[SECRET_BYTES:]
+    expected = _link_mac(secret, found.principal, found.expires_at, found.vouched_by or (), digest)
+    if not hmac.compare_digest(mac, expected):
+        raise Unauthenticated(LINK_REFUSED)
+
+
+def _link_mac(
+    secret: bytes, principal: str, until: datetime, vouched_by: Sequence[str], digest: Digest
+) -> bytes:
+    bound = json.dumps(["sign-in link", secret.hex(), principal, to_micros(until), [*vouched_by]])
+    return bytes.fromhex(digest(bound.encode()))[:LINK_MAC_BYTES]
+
+
+def require_link(tx: Transaction, code: str) -> None:
+    """Raise Unauthenticated unless there is a link with this code, which may have expired."""
+    query = select(sign_in_codes.c.principal).where(sign_in_codes.c.code_hash == _hash(code))
+    if tx.execute(query).first() is None:
+        raise Unauthenticated(LINK_REFUSED)
 
 
 def forget_links(tx: Transaction, *, before: datetime) -> int:
@@ -116,11 +154,19 @@ def secret_hash(secret: bytes) -> bytes:
 
 
 def token_record(tx: Transaction, ident: str) -> Token:
-    row = tx.execute(_by_id, {"id": ident}).mappings().one()
-    made = objects.by_id(tx, ident)
+    (row,) = _by_ids.fetch(tx, [ident])
+    return _token(tx, row, objects.by_id(tx, ident))
+
+
+def token_records(tx: Transaction, page: Sequence[StoredObject]) -> list[Token]:
+    known = {row["id"]: row for row in _by_ids.fetch(tx, [each.id for each in page])}
+    return [_token(tx, known[each.id], each) for each in page]
+
+
+def _token(tx: Transaction, row: Mapping[str, Any], made: StoredObject | None) -> Token:
     scope = row["scope"] and objects.by_id(tx, row["scope"])
     return Token(
-        id=ObjectId(ident),
+        id=ObjectId(row["id"]),
         principal=row["name"],
         purpose=row["purpose"],
         workspace=scope.name if scope else None,

@@ -10,6 +10,7 @@ from sqlalchemy import insert, literal, select
 
 from falaj.governance import objects
 from falaj.governance.operations.call import Call
+from falaj.governance.policy.epochs import advance_epoch
 from falaj.governance.tables import activities, lineage_edges
 from falaj.governance.tables import objects as objects_table
 from falaj.ports.metadata import Transaction
@@ -29,10 +30,11 @@ def record(call: Call) -> None:
         return
     activity = new_id("act")
     fields = {"id": activity, "action": call.operation.name, "caller": call.caller.id, "at": call.now}
-    call.tx.execute(insert(activities), fields)
+    call.tx.insert(activities, fields)
     sources = [{"source": found.id, "target": activity} for found in _distinct(call.sources())]
     targets = [{"source": activity, "target": new.id} for new in made]
-    call.tx.execute(insert(lineage_edges), [*sources, *targets])
+    for edge in [*sources, *targets]:
+        call.tx.insert(lineage_edges, edge)
 
 
 def flow(call: Call, sources: Sequence[StoredObject], target: StoredObject) -> None:
@@ -45,6 +47,7 @@ def flow(call: Call, sources: Sequence[StoredObject], target: StoredObject) -> N
     label = union([target.label, *(source.label for source in sources)])
     if label != target.label:
         objects.relabel(call.tx, target.id, label=label)
+        advance_epoch(call.tx)  # cached decisions know the earlier label
 
 
 def walk(

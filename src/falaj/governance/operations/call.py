@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextvars
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Any
 
 from pydantic import BaseModel
 
@@ -22,7 +23,9 @@ from falaj.records.names import ObjectId, new_id
 class Call:
     """The context of a running operation. Bodies get it by `current_call()`.
 
-    `digest` is the HMAC of the input; `content` the digest of uploaded bytes, which the body sets when it knows it.
+    `digest` is the HMAC of the input; `content` the digest of uploaded bytes, which the body sets when it knows it;
+    `details` are further fields of the audit entry, `event_data` of the event; `announced` are further events;
+    `policy` is what the authorizer read in the transaction it names.
     """
 
     operation: Operation
@@ -37,9 +40,14 @@ class Call:
     zone: str | None = None
     hot_id: ObjectId | None = None
     epoch_moved: bool = False
+    policy: tuple[Transaction, Any] | None = None
     recorded: bool = False
     digest: str | None = None
     content: str | None = None
+    published: list[dict[str, Any]] = field(default_factory=list)
+    details: dict[str, Any] = field(default_factory=dict)
+    event_data: dict[str, Any] = field(default_factory=dict)
+    announced: list[dict[str, Any]] = field(default_factory=list)
     _tx: Transaction | None = None
 
     @property
@@ -64,6 +72,13 @@ class Call:
         """The objects whose data flows into what this call makes."""
         everything = (found for group in self.referred.values() for found in group)
         return [found for found in everything if found.kind not in objects.PLATFORM_KINDS]
+
+    def publish(self, kind: str, ref: str, *, version: int, digest: str | None) -> None:
+        """Record that the call publishes bytes outside the database: which, and the digest of what they are.
+
+        The rows of the database that the call changes are recorded by themselves.
+        """
+        self.published.append({"kind": kind, "ref": ref, "version": version, "digest": digest})
 
     def create(
         self,

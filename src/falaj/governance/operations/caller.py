@@ -6,7 +6,7 @@ import contextvars
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from falaj.records.governance.identity import PrincipalKind
@@ -21,7 +21,11 @@ PLATFORM_ORIGINS = frozenset({"controller", "workflow", "job"})
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """An authenticated principal and the scope of its token (none: unlimited)."""
+    """An authenticated principal and the scope of its token (none: unlimited).
+
+    `vouchers` are others who could hold its credential, besides those that its token names. `epoch` is the policy
+    epoch in which its token was valid: in a later one the gate asks again.
+    """
 
     id: PrincipalId
     name: str
@@ -30,6 +34,8 @@ class Caller:
     workspace: ObjectId | None = None
     actions: tuple[str, ...] | None = None
     token: str | None = None
+    vouchers: tuple[str, ...] = ()
+    epoch: int | None = field(default=None, compare=False)
 
     @property
     def is_platform(self) -> bool:

@@ -4,22 +4,38 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
-from falaj.errors import Denied
+from falaj.errors import Denied, ResidencyDenied
 from falaj.governance import objects
 from falaj.governance.audit.log import AuditLog, Draft
 from falaj.governance.operations.caller import Caller
 from falaj.governance.policy.authorizer import Authorizer
 from falaj.governance.policy.epochs import RecentEpoch
-from falaj.ports.metadata import Database
+from falaj.ports.metadata import Database, Transaction
 from falaj.records.governance.objects import StoredObject
 from falaj.records.governance.policy import Decision
-from falaj.records.names import ROOT
+from falaj.records.names import DEFAULT_WORKSPACE, ROOT
 
 WINDOW = timedelta(seconds=10)
+
+_Key = tuple[str, str | None, str, str, str]
+
+
+class ResidencyCheck(Protocol):
+    """Raises ResidencyDenied if data of `found` may not go to where `origin` is."""
+
+    def __call__(
+        self,
+        tx: Transaction,
+        found: Sequence[StoredObject],
+        origin: str,
+        *,
+        seen: Callable[[StoredObject], bool],
+    ) -> None: ...
 
 
 class HotPath:
@@ -40,16 +56,30 @@ class HotPath:
         self._clock = clock
         self._length = window
         self._epoch = RecentEpoch(database)
-        self._windows: dict[tuple[str, str | None, str, str], _Window] = {}
+        self._windows: dict[_Key, _Window] = {}
         self._ended: list[_Window] = []
         self._lock = threading.Lock()
 
-    def admit(self, caller: Caller, action: str, resource: str, data: bytes = b"") -> None:
-        """Authorize `action` of `caller` on the object `resource`, or raise; `data` goes into the window's digest."""
-        key = (caller.id, caller.token, action, resource)
+    def admit(
+        self,
+        caller: Caller,
+        action: str,
+        resource: str,
+        data: bytes = b"",
+        *,
+        residency: ResidencyCheck | None = None,
+        epoch: int | None = None,
+    ) -> None:
+        """Authorize `action` of `caller` on the object `resource`, or raise; `data` goes into the window's digest.
+
+        `residency` asks whether data of the object may go to where the caller is. `epoch` is the policy epoch now;
+        if it is not given, one that was read within a second will do.
+        """
+        key = _key(caller, action, resource)
         window = self._windows.get(key)
-        while window is None or window.epoch != self._epoch.value() or not window.count_in(data):
-            window = self._open(caller, action, resource)
+        least = self._epoch.value() if epoch is None else epoch
+        while window is None or window.epoch < least or not window.count_in(data):
+            window = self._open(caller, action, resource, residency)
 
     def decide(self, caller: Caller, action: str, resource: str) -> None:
         """Make the decision for `count`, or raise. It reads the database: do not call it on an event loop."""
@@ -57,7 +87,7 @@ class HotPath:
 
     def count(self, caller: Caller, action: str, resource: str, data: bytes, *, epoch: int) -> bool:
         """Count one call without I/O; false if no decision of `epoch` or later is in memory: call `decide` first."""
-        window = self._windows.get((caller.id, caller.token, action, resource))
+        window = self._windows.get(_key(caller, action, resource))
         return window is not None and window.epoch >= epoch and window.count_in(data)
 
     def flush(self, *, all_windows: bool = False) -> None:
@@ -82,34 +112,47 @@ class HotPath:
                     self._ended.append(window)
                 raise
 
-    def _open(self, caller: Caller, action: str, resource: str) -> _Window:
+    def _open(
+        self, caller: Caller, action: str, resource: str, residency: ResidencyCheck | None = None
+    ) -> _Window:
         with self._database.read() as tx:
             found = objects.by_id(tx, resource)
-            decision = None if found is None else self._authorizer.decide(tx, caller, action, found)
-            seen = found is not None and (found.id == ROOT or self._authorizer.sees(tx, caller, found))
+            judged = found or objects.stand_in(tx, resource, kind=None, workspace=DEFAULT_WORKSPACE)
+            decision = self._authorizer.decide(tx, caller, action, judged)
+            seen = judged.id == ROOT or self._authorizer.sees(tx, caller, judged)
             epoch = self._authorizer.state(tx).epoch
-        if found is None or decision is None or not decision.allowed:
+        if found is None or not decision.allowed:
             self._refuse(caller, action, found, decision)
             raise (
                 objects.unknown(resource, None)
                 if found is None or not seen
-                else Denied(
-                    f"{caller.name} may not {action} on {found.address}: {decision.reason if decision else ''}"
-                )
+                else Denied(f"{caller.name} may not {action} on {found.address}: {decision.reason}")
             )
+        if residency is not None:
+            self._require_residency(caller, action, found, residency)
         window = _Window(epoch, _entry(caller, action, found, decision.rule, self._clock()))
-        key = (caller.id, caller.token, action, resource)
+        key = _key(caller, action, resource)
         with self._lock:
             self._ended += [replaced] if (replaced := self._windows.get(key)) is not None else []
             self._windows[key] = window
         self._write_ended()
         return window
 
-    def _refuse(
-        self, caller: Caller, action: str, found: StoredObject | None, decision: Decision | None
+    def _require_residency(
+        self, caller: Caller, action: str, found: StoredObject, residency: ResidencyCheck
     ) -> None:
+        try:
+            with self._database.read() as tx:
+                residency(tx, [found], caller.origin, seen=partial(self._authorizer.sees, tx, caller))
+        except ResidencyDenied as error:
+            entry = _entry(caller, action, found, "residency", self._clock())
+            denial = {"outcome": "denied", "error": error.code, "input": self._audit.digest(b"")}
+            self._audit.append_grouped(entry | denial)
+            raise
+
+    def _refuse(self, caller: Caller, action: str, found: StoredObject | None, decision: Decision) -> None:
         """Append the entry of a call that was denied."""
-        rule = "unknown" if decision is None else decision.rule
+        rule = "unknown" if found is None else decision.rule
         entry = _entry(caller, action, found, rule, self._clock())
         denial = {"outcome": "denied", "error": Denied.code, "input": self._audit.digest(b"")}
         self._audit.append_grouped(entry | denial)
@@ -146,6 +189,11 @@ class _Window:
                 "until": until,
                 "input": audit.digest(self.digest.digest()),
             }
+
+
+def _key(caller: Caller, action: str, resource: str) -> _Key:
+    """What is decided and counted together; one token may be used from several places."""
+    return (caller.id, caller.token, action, resource, caller.origin)
 
 
 def _entry(caller: Caller, action: str, found: StoredObject | None, rule: str, at: datetime) -> Draft:

@@ -1,4 +1,9 @@
-"""Decisions over values: no database, no clock. An evaluation error is a denial."""
+"""Decisions over values: no database, no clock.
+
+A rule whose evaluation errs fails closed, and alone: a `permit` that errs does not permit, a `forbid` that errs
+forbids. Neither has an effect on what other rules say, nor on other requests. A workspace's policies, erring or not,
+have no effect on the governing actions of the platform's administrators and auditors (see `parsing`).
+"""
 
 from __future__ import annotations
 
@@ -9,10 +14,13 @@ from typing import Any
 
 import cedarpy
 
-from falaj.errors import Fault, PolicyInvalid
+from falaj.errors import PolicyInvalid
 from falaj.governance.operations.operation import Operation
+from falaj.governance.policy.implied_actions import IMPLIED, Context, ImpliedAction
+from falaj.governance.policy.parsing import Rules, confined_rules, parsed_rules, policy_set, shut
+from falaj.governance.policy.relevance import attributes_read, may_apply, profile
 from falaj.governance.policy.roles import BUILT_IN, GOVERNING, role_entity, roles_allowed
-from falaj.governance.policy.schema import cedar_schema, entity_type, groups_of
+from falaj.governance.policy.schema import cedar_schema, entity_type, groups_of, kinds_of
 from falaj.records.governance.identity import Role
 from falaj.records.governance.objects import StoredObject
 from falaj.records.governance.policy import Decision
@@ -21,6 +29,8 @@ from falaj.records.names import ROOT
 
 NO_RULE = "default"
 """The name of the rule that denies when no other applies."""
+EVALUATION_ERROR = "evaluation-error"
+"""The name of the rule that denies where a forbid errs. Its reason names the object, and is no other object's."""
 
 
 @dataclass(frozen=True)
@@ -47,32 +57,53 @@ class PolicyEngine:
     """The built-in roles and custom policies, parsed once."""
 
     def __init__(self, operations: Iterable[Operation], custom: Sequence[PolicyText] = ()) -> None:
-        self._operations = {op.name: op for op in operations}
-        self._schema = cedarpy.Schema.from_json_str(json.dumps(cedar_schema(self._operations.values())))
-        rules = [BUILT_IN, *(self.confined(policy) for policy in custom)]
-        self._policies = cedarpy.PolicySet.from_str("\n".join(rules))
+        known = list(operations)
+        self._known: dict[str, Operation | ImpliedAction] = {op.name: op for op in known} | dict(IMPLIED)
+        self.schema = json.dumps(cedar_schema(known))
+        self.kinds = frozenset(kinds_of(known))
+        self.unusable: dict[str, PolicyInvalid] = {}
+        rules = parsed_rules(BUILT_IN)
+        self._scopes: list[tuple[str | None, Any]] = [(None, rule) for rule in rules.values()]
+        self._reads: dict[tuple[str, str], tuple[str, ...]] = {}
+        for (
+            policy
+        ) in custom:  # policies of two workspaces may have one name: the position makes their rules' unique
+            added = self._usable(policy)
+            rules |= {f"{len(rules)}:{name}": rule for name, rule in added.items()}
+            self._scopes += [(policy.workspace, rule) for rule in added.values()]
+        self._policies = policy_set(rules)
+        self._forbids = policy_set({name: rule for name, rule in rules.items() if rule["effect"] == "forbid"})
         self._actions = cedarpy.Entities.from_json_str(json.dumps(self._action_entities()))
 
-    def confined(self, policy: PolicyText) -> str:
-        """`policy` with ids of ours, conjoined with its workspace; PolicyInvalid if it does not fit the schema."""
-        try:
-            parsed = json.loads(cedarpy.policies_to_json_str(policy.text))
-        except ValueError as error:
-            raise PolicyInvalid.at(policy.name, given=policy.text.strip()[:80], allowed=str(error)) from None
-        if parsed["templates"]:
-            raise PolicyInvalid.at(
-                policy.name, given="a template", allowed="static policies", fix="fill the slots in"
+    def reads(self, action: str, home: str) -> tuple[str, ...]:
+        """Return the attributes of an object in the workspace `home` that a decision on `action` can depend on."""
+        known = self._reads.get((action, home))
+        if known is None:
+            op = self._known.get(action)
+            groups = () if op is None else groups_of(op)
+            found = (
+                attributes_read(rule)
+                for workspace, rule in self._scopes
+                if workspace in (None, home) and may_apply(rule, action, groups)
             )
-        for number, static in enumerate(parsed["staticPolicies"].values()):
-            own = static.setdefault("annotations", {}).get("id", str(number))
-            static["annotations"]["id"] = f"{policy.name}#{own}"
-            if policy.workspace is not None:  # the first condition: in another workspace no later one can err
-                static["conditions"].insert(0, _in_workspace(policy.workspace))
-                if static["effect"] == "forbid":
-                    static["conditions"].insert(1, _not_governing())
-        text = cedarpy.policies_from_json_str(json.dumps(parsed))
-        self._validate(policy.name, text)
-        return text
+            known = self._reads[action, home] = tuple(sorted(frozenset().union(*found)))
+        return known
+
+    def profile(self, principal: str, action: str, resource: StoredObject) -> tuple[Any, ...]:
+        """Return what the decision depends on, of all that is known of `resource`."""
+        return profile(resource, principal, self.reads(action, resource.home))
+
+    def confined(self, policy: PolicyText) -> Rules:
+        """Return the rules of `policy`; PolicyInvalid if it does not parse or fit the schema."""
+        return confined_rules(policy.name, policy.text, policy.workspace, self.schema)
+
+    def _usable(self, policy: PolicyText) -> Rules:
+        """Return the rules of a policy in force; one that is not valid any more closes its workspace alone."""
+        try:
+            return self.confined(policy)
+        except PolicyInvalid as error:
+            self.unusable[policy.name] = error
+            return shut(policy.name, policy.workspace)
 
     def subject(self, principal: PrincipalFacts) -> cedarpy.Entities:
         """The principal as parsed entities, for reuse over many decisions."""
@@ -99,23 +130,34 @@ class PolicyEngine:
         *,
         home: StoredObject | None = None,
         origin: str = "local",
+        context: Context | None = None,
         subject: cedarpy.Entities | None = None,
     ) -> Decision:
-        """Return the decision on `action` of `principal` on `resource`, which is in the workspace `home`."""
-        operation = self._operations.get(action)
-        if operation is None:
+        """Return the decision on `action` of `principal` on `resource`, which is in the workspace `home`.
+
+        An implied action takes a `context`; what it leaves out has its default.
+        """
+        asked = self._known.get(action)
+        if asked is None:
             return Decision(allowed=False, rule=NO_RULE, reason=f"there is no action {action!r}")
         request = {
             "principal": _uid(entity_type(principal.kind), principal.id),
             "action": _uid("Action", action),
             "resource": _uid(entity_type(resource.kind), resource.id),
-            "context": {"origin": origin},
+            "context": {"origin": origin} | _context(asked, context or {}),
         }
         entities = (subject or self.subject(principal)).with_added_json_str(
             json.dumps(_resource_entities(resource, home, besides=principal.id))
         )
         answer = cedarpy.is_authorized(request, self._policies, entities)
-        return _decision(answer, operation)
+        errors: list[str] = []
+        if answer.diagnostics.errors:  # of a permit that does not permit, or of a forbid
+            errors = cedarpy.is_authorized(request, self._forbids, entities).diagnostics.errors
+        decision = _decision(answer, asked, forbids_that_err=errors)
+        broken = [error.message for name, error in self.unusable.items() if f"{name}#" in decision.rule]
+        if decision.allowed or not broken:
+            return decision
+        return decision.model_copy(update={"reason": f"{decision.reason}: {'; '.join(broken)}; withdraw it"})
 
     def _action_entities(self) -> list[dict[str, Any]]:
         groups = [*(str(role) for role in Role), "anyone", "owner", GOVERNING]
@@ -127,31 +169,33 @@ class PolicyEngine:
                     "attrs": {},
                     "parents": [_uid("Action", group) for group in groups_of(op)],
                 }
-                for op in self._operations.values()
+                for op in self._known.values()
             ),
         ]
 
-    def _validate(self, name: str, text: str) -> None:
-        found = cedarpy.validate_policies(text, self._schema)
-        if not found.validation_passed:
-            faults = [Fault(where=name, allowed=error.error) for error in found.errors]
-            raise PolicyInvalid(f"policy {name} does not fit the schema", faults=faults)
 
-
-def _decision(answer: cedarpy.AuthzResult, operation: Operation) -> Decision:
+def _decision(
+    answer: cedarpy.AuthzResult, operation: Operation | ImpliedAction, *, forbids_that_err: Sequence[str]
+) -> Decision:
     roles = roles_allowed(operation.allow)
     wanted = " or ".join(roles) or "another rule"
     names = answer.diagnostics.id_annotations_by_reason
     rules = ", ".join(sorted(names.get(r, r) for r in answer.diagnostics.reasons))
-    if answer.diagnostics.errors:
-        reason = f"a rule could not be evaluated: {'; '.join(answer.diagnostics.errors)}"
-        return Decision(allowed=False, rule="evaluation-error", reason=reason, roles=roles)
+    if forbids_that_err:
+        reason = f"a forbid could not be evaluated, so it forbids: {'; '.join(forbids_that_err)}"
+        return Decision(allowed=False, rule=EVALUATION_ERROR, reason=reason, roles=roles)
     if answer.allowed:
         return Decision(allowed=True, rule=rules, reason=f"permitted by {rules}", roles=roles)
     if rules:
         return Decision(allowed=False, rule=rules, reason=f"forbidden by {rules}", roles=roles)
     reason = f"no rule permits {operation.name}; it takes the role {wanted}"
     return Decision(allowed=False, rule=NO_RULE, reason=reason, roles=roles)
+
+
+def _context(asked: Operation | ImpliedAction, given: Context) -> dict[str, Any]:
+    """Return the attributes of an implied action as Cedar's JSON."""
+    attributes = {**asked.context, **given} if isinstance(asked, ImpliedAction) else given
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in attributes.items()}
 
 
 def _resource_entities(
@@ -194,22 +238,6 @@ def _attributes(resource: StoredObject) -> dict[str, Any]:
     if resource.label.only is not None:
         attributes["jurisdictions"] = sorted(resource.label.only)
     return attributes
-
-
-def _in_workspace(workspace: str) -> dict[str, Any]:
-    right = {"Value": _ref("Workspace", workspace)}
-    return {"kind": "when", "body": {"in": {"left": {"Var": "resource"}, "right": right}}}
-
-
-def _not_governing() -> dict[str, Any]:
-    """A workspace's policy does not take the platform out of the hands of its administrators and auditors."""
-    kept = [
-        {"in": {"left": {"Var": "principal"}, "right": {"Value": _ref("Role", role_entity(ROOT, role))}}}
-        for role in (Role.ADMIN, Role.AUDITOR)
-    ]
-    governing = {"in": {"left": {"Var": "action"}, "right": {"Value": _ref("Action", GOVERNING)}}}
-    keeper = {"||": {"left": kept[0], "right": kept[1]}}
-    return {"kind": "unless", "body": {"&&": {"left": governing, "right": keeper}}}
 
 
 def _uid(kind: str, name: str) -> dict[str, str]:

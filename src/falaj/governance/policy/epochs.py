@@ -35,6 +35,10 @@ class RecentEpoch:
         self._epoch = -1
         self._read_at = float("-inf")
 
+    def fresh(self) -> int | None:
+        """Return the epoch without I/O; none if it was read too long ago."""
+        return self._epoch if time.monotonic() - self._read_at <= self._max_age_s else None
+
     def value(self) -> int:
         if time.monotonic() - self._read_at > self._max_age_s:
             with self._database.read() as tx:

@@ -12,6 +12,7 @@
     expect = "allow"
     rule = "role.developer"             # the rule that must say so; may be left out
 
+An action that operations imply, such as `endpoints.serve`, takes `context = {approved = true}`; the rest has defaults.
 A workspace, a user and a group go by their names here, where policies in force know them by id.
 """
 
@@ -29,6 +30,7 @@ from pydantic import BaseModel, Field, ValidationError
 from falaj.errors import Fault, InvalidInput, PolicyInvalid, shorten
 from falaj.governance.operations.operation import Operation
 from falaj.governance.policy.engine import PolicyEngine, PolicyText, PrincipalFacts
+from falaj.governance.policy.implied_actions import IMPLIED, ContextValue, ImpliedAction
 from falaj.governance.policy.schema import kinds_of, resource_kinds
 from falaj.records.governance.identity import PrincipalKind, Role
 from falaj.records.governance.objects import StoredObject
@@ -37,6 +39,8 @@ from falaj.records.governance.residency import Label
 from falaj.records.names import DEFAULT_WORKSPACE, ROOT, DataClass, Jurisdiction, ObjectId, PrincipalId
 from falaj.records.record import Record
 
+AnyAction = Operation | ImpliedAction
+_KINDS = {bool: "true or false", str: "a text", tuple: "a list of texts"}
 PLATFORM_SCOPED_KINDS = {"user", "service", "group", "token"}
 """Kinds that lie in no workspace."""
 
@@ -63,6 +67,7 @@ class PolicyExample(Record):
     action: str
     resource: ExampleResource = ExampleResource()
     origin: str = "local"
+    context: dict[str, ContextValue] = {}
     expect: Literal["allow", "deny"]
     rule: str | None = None
 
@@ -76,16 +81,17 @@ class ExampleFile(Record):
 
 def run_examples(path: Path, operations: Iterable[Operation]) -> list[ExampleOutcome]:
     """Decide every example of the file at `path`. InvalidInput, with all its faults, if it cannot be read."""
-    known = {operation.name: operation for operation in operations}
+    operations = list(operations)
+    known: dict[str, AnyAction] = {operation.name: operation for operation in operations} | dict(IMPLIED)
     faults: list[Fault] = []
     setting, examples = _read(path, faults)
     policies = _policy_texts(path, setting, faults)
-    _check_policies(policies, known, faults)
+    _check_policies(policies, operations, faults)
     for number, example in examples.items():
         _check_example(f"{path} example {number}", example, known, faults)
     if faults:
         raise InvalidInput(f"{path} has {len(faults)} fault{'s' * (len(faults) != 1)}", faults=faults)
-    engine = PolicyEngine(known.values(), policies)
+    engine = PolicyEngine(operations, policies)
     return [_decide(engine, number, each, known[each.action]) for number, each in examples.items()]
 
 
@@ -93,7 +99,7 @@ def _read(path: Path, faults: list[Fault]) -> tuple[ExampleFile, dict[int, Polic
     """Return what can be parsed of the file; append a fault for the rest."""
     try:
         document = tomllib.loads(path.read_text())
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         faults.append(Fault(where=str(path), allowed=f"TOML ({error})"))
         return ExampleFile(), {}
     tables = document.pop("example", [])
@@ -146,9 +152,9 @@ def _policy_texts(path: Path, setting: ExampleFile, faults: list[Fault]) -> list
 
 
 def _check_policies(
-    policies: Sequence[PolicyText], known: Mapping[str, Operation], faults: list[Fault]
+    policies: Sequence[PolicyText], operations: Iterable[Operation], faults: list[Fault]
 ) -> None:
-    engine = PolicyEngine(known.values())
+    engine = PolicyEngine(operations)
     for policy in policies:
         try:
             engine.confined(policy)
@@ -157,9 +163,9 @@ def _check_policies(
 
 
 def _check_example(
-    where: str, example: PolicyExample, known: Mapping[str, Operation], faults: list[Fault]
+    where: str, example: PolicyExample, known: Mapping[str, AnyAction], faults: list[Fault]
 ) -> None:
-    """An action that there is, on something that it is performed on."""
+    """An action that there is, on something that it is performed on, with attributes that it has."""
     operation = known.get(example.action)
     if operation is None:
         near = get_close_matches(example.action, known, n=1)
@@ -171,10 +177,16 @@ def _check_example(
     if _kind(example, operation) not in kinds:
         given = example.resource.kind or "nothing"
         faults.append(Fault(where=f"{where} resource.kind", given=given, allowed=", ".join(kinds)))
+    has = operation.context if isinstance(operation, ImpliedAction) else {}
+    for name, value in example.context.items():
+        if type(value) is not type(has.get(name)):
+            allowed = ", ".join(f"{each} ({_KINDS[type(default)]})" for each, default in has.items())
+            given = f"{name} = {value}"
+            faults.append(Fault(where=f"{where} context", given=given, allowed=allowed or "no attributes"))
 
 
 def _decide(
-    engine: PolicyEngine, number: int, example: PolicyExample, operation: Operation
+    engine: PolicyEngine, number: int, example: PolicyExample, operation: AnyAction
 ) -> ExampleOutcome:
     principal = PrincipalFacts(
         id=example.who,
@@ -184,7 +196,9 @@ def _decide(
         roles=tuple((place, role) for place, held in example.roles.items() for role in held),
     )
     resource = _resource(example, operation)
-    decision = engine.decide(principal, example.action, resource, origin=example.origin)
+    decision = engine.decide(
+        principal, example.action, resource, origin=example.origin, context=example.context
+    )
     got: Literal["allow", "deny"] = "allow" if decision.allowed else "deny"
     return ExampleOutcome(
         number=number,
@@ -196,7 +210,7 @@ def _decide(
     )
 
 
-def _resource(example: PolicyExample, operation: Operation) -> StoredObject:
+def _resource(example: PolicyExample, operation: AnyAction) -> StoredObject:
     given = example.resource
     kind = _kind(example, operation)
     place = (
@@ -217,7 +231,7 @@ def _resource(example: PolicyExample, operation: Operation) -> StoredObject:
     )
 
 
-def _kind(example: PolicyExample, operation: Operation) -> str:
+def _kind(example: PolicyExample, operation: AnyAction) -> str:
     of_action = {"platform": "workspace", "object": ""}.get(operation.resource, operation.resource)
     return example.resource.kind or of_action
 

@@ -31,7 +31,7 @@ GOVERNING = "governing"
 auditors."""
 
 _GOVERNING_GROUPS = frozenset(
-    {"policies", "workspaces", "audit", "keys", "objects", "users", "groups", "tokens"}
+    {"policies", "workspaces", "audit", "keys", "objects", "users", "groups", "tokens", "lineage", "zones"}
 )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from falaj.governance.operations.operation import Operation
+from falaj.governance.policy.implied_actions import IMPLIED, Context, ContextValue, ImpliedAction
 from falaj.governance.policy.roles import GOVERNING, action_groups, is_governing
 from falaj.records.governance.identity import Role
 
@@ -17,7 +18,7 @@ def entity_type(kind: str) -> str:
     return "".join(part.title() for part in kind.split("_"))
 
 
-def kinds_of(operations: Iterable[Operation]) -> list[str]:
+def kinds_of(operations: Iterable[Operation | ImpliedAction]) -> list[str]:
     """Return every kind of object that an operation acts on or refers to."""
     kinds = {"workspace", "user", "service", "group"}
     for op in operations:
@@ -36,11 +37,12 @@ def cedar_schema(operations: Iterable[Operation]) -> dict[str, Any]:
     for principal in PRINCIPALS:
         types[principal]["memberOfTypes"] = ["Role", "Group", "Workspace"]
     groups: dict[str, Any] = {group: {} for group in [*Role, "anyone", "owner", GOVERNING]}
-    actions = {op.name: _action(op, kinds) for op in operations}
+    every: list[Operation | ImpliedAction] = [*operations, *IMPLIED.values()]
+    actions = {op.name: _action(op, kinds) for op in every}
     return {"": {"entityTypes": types, "actions": groups | actions}}
 
 
-def resource_kinds(op: Operation, kinds: list[str]) -> list[str]:
+def resource_kinds(op: Operation | ImpliedAction, kinds: list[str]) -> list[str]:
     """The kinds that may stand as the resource of `op`."""
     if op.resource == "platform":
         return ["workspace"]
@@ -49,18 +51,20 @@ def resource_kinds(op: Operation, kinds: list[str]) -> list[str]:
     return kinds if op.resource == "object" else [op.resource]
 
 
-def groups_of(op: Operation) -> list[str]:
+def groups_of(op: Operation | ImpliedAction) -> list[str]:
     """The action groups that an operation belongs to."""
     return [*action_groups(op.allow), *([GOVERNING] if is_governing(op.name) else [])]
 
 
-def _action(op: Operation, kinds: list[str]) -> dict[str, Any]:
+def _action(op: Operation | ImpliedAction, kinds: list[str]) -> dict[str, Any]:
+    further: Context = op.context if isinstance(op, ImpliedAction) else {}
+    attributes = {"origin": _string()} | {name: _type_of(value) for name, value in further.items()}
     return {
         "memberOf": [{"id": group} for group in groups_of(op)],
         "appliesTo": {
             "principalTypes": PRINCIPALS,
             "resourceTypes": [entity_type(kind) for kind in resource_kinds(op, kinds)],
-            "context": {"type": "Record", "attributes": {"origin": _string()}},
+            "context": {"type": "Record", "attributes": attributes},
         },
     }
 
@@ -75,6 +79,13 @@ def _object_type() -> dict[str, Any]:
         "classes": {"type": "Set", "element": {"type": "String"}},
     }
     return {"memberOfTypes": ["Workspace"], "shape": {"type": "Record", "attributes": attributes}}
+
+
+def _type_of(value: ContextValue) -> dict[str, Any]:
+    """Return the Cedar type of an attribute with the default `value`."""
+    if isinstance(value, tuple):
+        return {"type": "Set", "element": {"type": "String"}}
+    return {"type": "Boolean"} if isinstance(value, bool) else _string()
 
 
 def _entity(name: str) -> dict[str, Any]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Annotated, Any
 
-import cedarpy
 from pydantic import Field
 from sqlalchemy import func, insert, select, update
 
@@ -15,12 +15,13 @@ from falaj.governance.operations.call import current_call
 from falaj.governance.operations.gate import Gate
 from falaj.governance.operations.operation import Mode, Operation, operation
 from falaj.governance.operations.pagination import list_workspace_page
-from falaj.governance.policy.engine import PolicyEngine, PolicyText
 from falaj.governance.policy.epochs import advance_epoch
+from falaj.governance.policy.new_policies import count_rules, require_room
 from falaj.governance.policy.schema import cedar_schema
 from falaj.governance.tables import objects as objects_table
 from falaj.governance.tables import policies, principals
 from falaj.ports.metadata import Transaction
+from falaj.ports.parsers import ParserPool
 from falaj.records.governance.identity import Role
 from falaj.records.governance.objects import Cursor, Page, PageSize, StoredObject
 from falaj.records.governance.policy import AllowedPrincipal, Policy
@@ -48,38 +49,51 @@ class PolicySchema(Record):
 class Policies:
     """Publish policies, and ask what the rules say."""
 
-    def __init__(self, gate: Gate, operations: dict[str, Operation]) -> None:
+    def __init__(self, gate: Gate, operations: dict[str, Operation], parsers: ParserPool) -> None:
         self.gate = gate
+        self._parsers = parsers
         self._operations = operations
 
-    @operation("policies.publish", resource="workspace", allow=Role.ADMIN)
+    @operation("policies.publish", resource="workspace", mode=Mode.LATE, allow=Role.ADMIN)
     def publish(self, name: Name, *, text: CedarText, workspace: WorkspaceRef | None = None) -> Policy:
         """Put a policy in force in a workspace (`platform`: everywhere); an earlier version steps back."""
         call = current_call()
-        confined_to = None if call.target.id == ROOT else call.target.id
-        PolicyEngine(self._operations.values()).confined(PolicyText(name, text, confined_to))
-        known = objects.by_name(call.tx, workspace=call.target.id, kind="policy", name=name)
-        found = known or call.create("policy", name, workspace=call.target)
-        version = 1 + (call.tx.execute(_newest(found.id)).scalar() or 0)
-        self._withdraw(found)
-        row = {"id": found.id, "version": version, "text": text, "published_at": call.now}
-        call.tx.execute(insert(policies), row)
-        if not self.gate.authorizer.decide(call.tx, call.caller, "policies.withdraw", found).allowed:
-            raise Conflict(f"policy {name} would lock you out: you could not withdraw it again")
-        return policy_record(call.tx, found)
+        confined_to = None if call.target.id == ROOT else str(call.target.id)
+        self._count_rules(name, text, confined_to)
+        require_room([text], self._schema())  # parses it here, before the transaction
 
-    @operation("policies.check", resource="platform", mode=Mode.READ, allow="anyone")
+        def put_in_force() -> Policy:
+            known = objects.by_name(call.tx, workspace=call.target.id, kind="policy", name=name)
+            found = known or call.create("policy", name, workspace=call.target)
+            version = 1 + (call.tx.execute(_newest(found.id)).scalar() or 0)
+            self._withdraw(found)
+            in_force = _texts_in_force(call.tx, call.target.id)
+            require_room([*in_force, text], self._schema())
+            row = {"id": found.id, "version": version, "text": text, "published_at": call.now}
+            call.tx.execute(insert(policies), row)
+            if not self.gate.authorizer.decide(call.tx, call.caller, "policies.withdraw", found).allowed:
+                raise Conflict(f"policy {name} would lock you out: you could not withdraw it again")
+            return policy_record(call.tx, found)
+
+        return self.gate.commit(call, put_in_force)
+
+    @operation("policies.check", resource="platform", mode=Mode.FREE, allow="anyone")
     def check(self, *, text: CedarText) -> CheckedPolicy:
         """Say whether a policy could be published, without publishing it."""
-        confined = PolicyEngine(self._operations.values()).confined(PolicyText("policy", text))
-        return CheckedPolicy(rules=len(json.loads(cedarpy.policies_to_json_str(confined))["staticPolicies"]))
+        return CheckedPolicy(rules=self._count_rules("policy", text, None))
 
     @operation("policies.list", resource="workspace", mode=Mode.READ)
     def list(
         self, *, workspace: WorkspaceRef | None = None, after: Cursor = "", limit: PageSize = 100
     ) -> Page[Policy]:
         """The policies of a workspace."""
-        return list_workspace_page(self.gate, "policy", policy_record, after=after, limit=limit)
+        return list_workspace_page(
+            self.gate,
+            "policy",
+            lambda tx, page: [policy_record(tx, each) for each in page],
+            after=after,
+            limit=limit,
+        )
 
     @operation("policies.show", resource="policy", mode=Mode.READ)
     def show(self, policy: PolicyRef) -> Policy:
@@ -118,7 +132,14 @@ class Policies:
     @operation("policies.schema", resource="platform", mode=Mode.READ, allow="anyone")
     def schema(self) -> PolicySchema:
         """The Cedar schema of every action and kind of object, for editors and CI."""
-        return PolicySchema(cedar=json.loads(json.dumps(cedar_schema(self._operations.values()))))
+        return PolicySchema(cedar=json.loads(self._schema()))
+
+    def _count_rules(self, name: str, text: str, workspace: str | None) -> int:
+        owner = current_call().caller.id
+        return count_rules(name, text, workspace, self._schema(), self._parsers, owner=owner)
+
+    def _schema(self) -> str:
+        return json.dumps(cedar_schema(self._operations.values()))
 
     def _withdraw(self, found: StoredObject) -> None:
         call = current_call()
@@ -139,6 +160,16 @@ def policy_record(tx: Transaction, found: StoredObject) -> Policy:
         text=row["text"],
         published_at=row["published_at"],
     )
+
+
+def _texts_in_force(tx: Transaction, workspace: str) -> Sequence[str]:
+    query = (
+        select(policies.c.text)
+        .join(objects_table, objects_table.c.id == policies.c.id)
+        .where(objects_table.c.workspace == workspace, objects_table.c.deleted_at.is_(None))
+        .where(policies.c.withdrawn_at.is_(None))
+    )
+    return tx.execute(query).scalars().all()
 
 
 def _newest(ident: str) -> Any:

@@ -2,24 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import ipaddress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 
 from falaj.errors import Fault, InvalidInput, ResidencyDenied
 from falaj.governance.lineage import graph
 from falaj.ports.metadata import Transaction
 from falaj.records.governance.objects import StoredObject
-from falaj.records.governance.residency import Zone
+from falaj.records.governance.residency import UNKNOWN, Zone
+
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 HIDDEN = "(another workspace)"
 """The name that is shown for an object that the caller may not see."""
 
 
 class ZoneRegistry:
-    """The configured zones; one of them is where bytes go unless the caller says otherwise."""
+    """The configured zones; one of them is where bytes go unless the caller says otherwise.
 
-    def __init__(self, zones: Sequence[Zone]) -> None:
+    `here` is the zone of this machine, UNKNOWN if it names none of several. `networks` are the addresses of each zone;
+    without any, downloads are not asked where they go.
+    """
+
+    def __init__(
+        self,
+        zones: Sequence[Zone],
+        *,
+        here: str | None = None,
+        networks: Mapping[str, Sequence[Network]] | None = None,
+    ) -> None:
         self._zones = {zone.name: zone for zone in zones}
         self.default = next((zone for zone in zones if zone.default), zones[0])
+        self.here = UNKNOWN if here is None else self._zones[here]
+        self._networks = [(net, name) for name, nets in (networks or {}).items() for net in nets]
+        self._places = lru_cache(maxsize=10_000)(self._place_of)
 
     def all(self) -> list[Zone]:
         return list(self._zones.values())
@@ -32,6 +49,41 @@ class ZoneRegistry:
             return self._zones[name]
         except KeyError:
             raise InvalidInput.at("zone", given=name, allowed=", ".join(self._zones)) from None
+
+    def machine(self, name: str) -> Zone:
+        """Return the zone that a machine is in; one that names none is UNKNOWN."""
+        return UNKNOWN if name == UNKNOWN.name else self.named(name)
+
+    def require_download(
+        self,
+        tx: Transaction,
+        found: Sequence[StoredObject],
+        origin: str,
+        *,
+        seen: Callable[[StoredObject], bool],
+    ) -> None:
+        """Raise ResidencyDenied if data of `found` may not go to where the caller is."""
+        if self._networks:
+            place = self._places(origin)
+            try:
+                self.require(tx, found, place, seen=seen)
+            except ResidencyDenied as error:
+                raise _not_to(error, origin, place) from None
+
+    def _place_of(self, origin: str) -> Zone:
+        """Return the zone of a caller: by its address, or that of this machine for callers on it."""
+        kind, _, address = origin.partition(":")
+        if kind != "remote":
+            return self.here
+        try:
+            where = ipaddress.ip_address(address.partition("%")[0])
+        except ValueError:
+            return UNKNOWN
+        where = getattr(where, "ipv4_mapped", None) or where
+        if where.is_loopback:
+            return self.here
+        fitting = [(net.prefixlen, name) for net, name in self._networks if where in net]
+        return self._zones[max(fitting)[1]] if fitting else UNKNOWN
 
     def require(
         self,
@@ -49,6 +101,25 @@ class ZoneRegistry:
             if not found.label.permits(zone.jurisdiction):
                 path = graph.path_from_restriction(tx, found, zone.jurisdiction)
                 raise refusal(path, zone, names=[each.address if seen(each) else HIDDEN for each in path])
+
+
+def _not_to(error: ResidencyDenied, origin: str, place: Zone) -> ResidencyDenied:
+    """Say of a refused download where it would have gone."""
+    where = f"{place.name} ({place.jurisdiction})"
+    if place is UNKNOWN:
+        where = "no zone: its address is in none of zones.NAME.networks"
+        if not origin.startswith("remote"):
+            where = "no zone: this machine has no node.zone in falaj.toml"
+    name = error.details["path"][-1]
+    faults = [
+        fault.model_copy(
+            update={"given": f"{origin}, in {where}", "fix": "download it from a zone that is allowed"}
+        )
+        for fault in error.faults
+    ]
+    return ResidencyDenied(
+        f"{name} may not be downloaded to where you are, {where}", faults=faults, details=error.details
+    )
 
 
 def refusal(path: list[StoredObject], zone: Zone, *, names: list[str]) -> ResidencyDenied:

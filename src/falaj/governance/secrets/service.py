@@ -54,7 +54,7 @@ class Secrets:
                 found = call.create("secret", name, workspace=call.target)
                 _add(call.tx, found.id, sealed=sealed, by=call.caller.id, now=call.now)
             else:
-                require_action(self.gate, call, "secrets.remove", found)
+                self.gate.require(call, "secrets.remove", found)
                 _replace(call.tx, found.id, sealed=sealed, by=call.caller.id, now=call.now)
             return secret_record(call.tx, found)
 
@@ -65,7 +65,13 @@ class Secrets:
         self, *, workspace: WorkspaceRef | None = None, after: Cursor = "", limit: PageSize = 100
     ) -> Page[Secret]:
         """The secrets of a workspace: their names, who set them and when; never a value."""
-        return list_workspace_page(self.gate, "secret", secret_record, after=after, limit=limit)
+        return list_workspace_page(
+            self.gate,
+            "secret",
+            lambda tx, page: [secret_record(tx, each) for each in page],
+            after=after,
+            limit=limit,
+        )
 
     @operation("secrets.use", resource="secret", mode=Mode.READ, allow=Role.DEVELOPER, internal=True)
     def use(self, secret: SecretRef) -> Secret:
@@ -90,7 +96,7 @@ def require_secrets(gate: Gate, call: Call, given: Mapping[str, str], *, workspa
             found = _resolve(call.tx, reference, workspace=workspace)
             if not gate.authorizer.sees(call.tx, call.caller, found):
                 raise objects.unknown(reference, "secret")
-            require_action(gate, call, USE, found)
+            gate.require(call, USE, found)
         except FalajError as error:
             denied = denied or isinstance(error, Denied)
             fix = None if isinstance(error, Denied) else f"falaj secrets set {_name(reference)}"
@@ -117,20 +123,12 @@ def open_secrets(service: Secrets, given: Mapping[str, str], *, workspace: Objec
     return values
 
 
-def require_action(gate: Gate, call: Call, action: str, found: StoredObject) -> None:
-    """Denied unless the caller of `call` may do `action` on `found`."""
-    decision = gate.authorizer.decide(call.tx, call.caller, action, found)
-    if not decision.allowed:
-        raise Denied(f"{call.caller.name} may not {action} on {found.address}: {decision.reason}")
-
-
 def secret_record(tx: Transaction, found: StoredObject) -> Secret:
     row = _row(tx, found.id)
-    by = objects.ever(tx, row["set_by"])
     return Secret(
         id=found.id,
         name=found.name,
-        set_by=row["set_by"] if by is None else by.name,
+        set_by=objects.name_of(tx, row["set_by"]),
         created_at=found.created_at,
         changed_at=row["changed_at"],
     )

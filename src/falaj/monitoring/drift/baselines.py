@@ -63,15 +63,18 @@ class _ComparableColumns:
     skipped: list[DriftReport] = field(default_factory=list)
 
 
-def compare_with_baseline(window: WindowSketch, baseline: DriftBaseline) -> ModelDrift:
-    """Return the drift of every watched column of `window`."""
+def compare_with_baseline(
+    window: WindowSketch, baseline: DriftBaseline, *, parts: Sequence[WindowSketch] = ()
+) -> ModelDrift:
+    """Return the drift of every watched column of `window`, which was merged from `parts`."""
     columns = _group_columns(window, baseline)
     before = ReferenceSketch(
         training_set=baseline.pinned.training_set,
         features=(*columns.before, *_absent(window, baseline)),
+        spreads=baseline.pinned.spreads,
     )
     now = window.model_copy(update={"features": tuple(columns.now)})
-    drift = detect_drift(before, now, budget=baseline.budget)
+    drift = detect_drift(before, now, budget=baseline.budget, parts=parts)
     reports = [_with_reference(report, columns.own) for report in drift.reports]
     return drift.model_copy(update={"reports": (*reports, *columns.skipped)})
 

@@ -60,26 +60,37 @@ class Bins:
         return Bins(*np.delete(counts, second, axis=1))
 
 
-def bin_numbers(old: Points, new: Points, *, nulls: tuple[int, int]) -> Bins:
-    """Bin numbers by quantiles of the reference; nulls form one more bin."""
+def reference_edges(old: Points) -> Floats:
+    """Return the distinct deciles of the reference, which separate the bins of numbers."""
+    edges: Floats = np.unique(old.quantiles(np.arange(1, BINS) / BINS))
+    return edges
+
+
+def bin_numbers(
+    old: Points, new: Points, *, nulls: tuple[int, int], least: float = MIN_EXPECTED_ROWS
+) -> Bins:
+    """Bin numbers by quantiles of the reference, with `least` expected rows each; nulls form one more bin."""
     if old.count and new.count:
-        edges = np.unique(old.quantiles(np.arange(1, BINS) / BINS))
+        edges = reference_edges(old)
         counted = [
             np.diff(points.at_or_below(edges), prepend=0, append=points.count) for points in (old, new)
         ]
     else:
         counted = [np.array([float(points.count)] if old.count or new.count else []) for points in (old, new)]
-    bins = _merge_small_bins(Bins(*counted), total=(old.count + nulls[0], new.count + nulls[1]))
+    total = old.count + nulls[0], new.count + nulls[1]
+    bins = _merge_small_bins(Bins(*counted), total=total, least=least)
     return _with_remainder(bins, *nulls)
 
 
-def bin_categories(reference: FeatureSketch, window: FeatureSketch) -> Bins:
+def bin_categories(
+    reference: FeatureSketch, window: FeatureSketch, *, least: float = MIN_EXPECTED_ROWS
+) -> Bins:
     """Bin categories: one bin per frequent category, one for the others, one for nulls."""
     known = _known_to_both(reference, window)
     counts = [np.array([float(side.categories.get(c, 0)) for c in known]) for side in (reference, window)]
     every = Bins(*counts)
     sizes = (reference.rows, window.rows)
-    frequent = (every.old + every.new) * min(sizes) / sum(sizes) >= MIN_EXPECTED_ROWS
+    frequent = (every.old + every.new) * min(sizes) / sum(sizes) >= least
     frequent &= np.arange(len(known)) < CATEGORY_BINS
     kept = Bins(every.old[frequent], every.new[frequent])
     others = reference.count - kept.old.sum(), window.count - kept.new.sum()
@@ -99,12 +110,12 @@ def _known_to_both(reference: FeatureSketch, window: FeatureSketch) -> list[str]
     return sorted(together, key=lambda category: (-together[category], category))
 
 
-def _merge_small_bins(bins: Bins, *, total: tuple[int, int]) -> Bins:
+def _merge_small_bins(bins: Bins, *, total: tuple[int, int], least: float) -> Bins:
     """Merge each bin with too few expected rows with its smaller neighbour, smallest bin first."""
-    while len(bins) > 1:
+    while len(bins) > 2 or (len(bins) == 2 and least <= MIN_EXPECTED_ROWS):
         together = bins.old + bins.new
         smallest = int(together.argmin())
-        if together[smallest] * min(total) / sum(total) >= MIN_EXPECTED_ROWS:
+        if together[smallest] * min(total) / sum(total) >= least:
             break
         sides = [side for side in (smallest - 1, smallest + 1) if 0 <= side < len(bins)]
         neighbour = min(sides, key=lambda side: float(together[side]))

@@ -10,10 +10,25 @@ from falaj.records.record import Record
 Outcome = Literal["done", "denied", "failed"]
 
 
+class RestoredFrom(Record):
+    """What a restore says in the log: which backup, how many entries it had, and up to which entry heads were known.
+
+    Entries from `size` up to `known` were made after the backup, and are gone.
+    """
+
+    backup: str
+    taken_at: datetime
+    size: int
+    root: str
+    known: int
+
+
 class AuditEntry(Record):
     """An audit entry: caller, action, objects, origin, time, rule and outcome.
 
     `input` is an HMAC of the input. On hot paths one entry stands for a window of calls: `count` of them, `until` then.
+    `rows` are the rows that it changed (table, key, digest before and after; more of them in further entries, by
+    `part`), `published` the table versions. `begins`, `witness` and `accepted` are statements about the log itself.
     """
 
     seq: int
@@ -32,6 +47,13 @@ class AuditEntry(Record):
     created: tuple[str, ...] = ()
     count: int = 1
     until: datetime | None = None
+    part: int = 1
+    rows: tuple[tuple[str, tuple[str | int, ...], str | None, str | None], ...] = ()
+    published: tuple[dict[str, Any], ...] = ()
+    begins: tuple[str, ...] = ()
+    witness: dict[str, str] | None = None
+    accepted: dict[str, Any] | None = None
+    restored: RestoredFrom | None = None
 
 
 class SignedHead(Record):
@@ -94,4 +116,17 @@ class LogCheck(Record):
     of: int
     heads: int = 0
     unsigned_tail: int = 0
+    checked_bytes: int = 0
+    size_bytes: int = 0
+    """Of a deep check: how many bytes of blobs were hashed, and how many there are."""
     problems: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    """What is not damage, but has to be said: that the platform was restored, and what was lost."""
+
+
+class AuditAcceptance(Record):
+    """The damage that was accepted: entries that are not the platform's, and what else was wrong. Signed at `size`."""
+
+    size: int
+    entries: tuple[int, ...]
+    problems: tuple[str, ...]

@@ -23,6 +23,9 @@ class Role(StrEnum):
 
 PrincipalKind = Literal["user", "service"]
 
+FailureReason = Literal["no_token", "two_tokens", "refused_token", "refused_code"]
+"""Why an authentication failed, as the audit log has it; `refused_code` is that of a sign-in link."""
+
 
 class Workspace(Record):
     id: ObjectId
@@ -52,6 +55,22 @@ class Grant(Record):
     workspace: str
     subject: str
     role: Role
+
+
+class Appointment(Record):
+    """How a principal came to hold `role` in `workspace`: who granted it and when, through which group, who made the
+    principal, and who could hold the credential that it used. None: it was not recorded then."""
+
+    role: Role
+    workspace: str
+    granted_by: tuple[str, ...] | None
+    granted_at: datetime | None
+    group: str | None = None
+    added_by: tuple[str, ...] | None = None
+    added_at: datetime | None = None
+    created_by: tuple[str, ...] | None
+    created_at: datetime
+    credential_by: tuple[str, ...] | None = ()
 
 
 class Identity(Record):

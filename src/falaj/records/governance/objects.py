@@ -9,7 +9,7 @@ from pydantic import Field
 
 from falaj.records.governance.residency import UNRESTRICTED, Label
 from falaj.records.names import ObjectId, PrincipalId, TextRule
-from falaj.records.record import Record
+from falaj.records.record import Record, records_table
 
 
 class StoredObject(Record):
@@ -46,6 +46,21 @@ class Page(Record, Generic[T]):
 
     items: tuple[T, ...]
     next: str | None = None
+
+    def __repr__(self) -> str:
+        return f"<{self._title()}>"
+
+    def __str__(self) -> str:
+        return repr(self)
+
+    def _repr_html_(self) -> str:
+        """Return the items as an HTML table, for notebooks."""
+        return records_table(self._title(), self.items)
+
+    def _title(self) -> str:
+        kind = type(self.items[0]).__name__ if self.items else "nothing"
+        more = f", more with cursor={self.next!r}" if self.next else ""
+        return f"Page of {len(self.items)} × {kind}{more}" if self.items else "Page of nothing"
 
 
 class LabelChange(Record):

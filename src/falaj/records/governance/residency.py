@@ -7,6 +7,9 @@ from collections.abc import Iterable
 from falaj.records.names import DataClass, Jurisdiction, Name
 from falaj.records.record import Record
 
+NOWHERE = "ZZ"
+"""The code of a place that is not known (ISO 3166): no restriction permits it."""
+
 
 class Zone(Record):
     """A place for bytes and compute, under one jurisdiction."""
@@ -23,7 +26,7 @@ class Label(Record):
     classes: frozenset[DataClass] = frozenset()
 
     def permits(self, jurisdiction: str) -> bool:
-        return self.only is None or jurisdiction in self.only
+        return self.only is None or (jurisdiction in self.only and jurisdiction != NOWHERE)
 
     def __or__(self, other: Label) -> Label:
         """Both restrictions at once."""
@@ -41,6 +44,8 @@ class Label(Record):
 
 
 UNRESTRICTED = Label()
+UNKNOWN = Zone(name="unknown", jurisdiction=NOWHERE)
+"""Where a machine is that names no zone, and a caller whose address is in none: only what has no restriction may go."""
 
 
 def union(labels: Iterable[Label]) -> Label:

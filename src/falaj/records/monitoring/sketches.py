@@ -19,6 +19,7 @@ FEATURE_LIMIT = 10_000
 Count = Annotated[int, Field(ge=0, le=2**62)]
 Column = Annotated[str, Field(min_length=1, max_length=256)]
 Share = Annotated[float, Field(gt=0, lt=1)]
+Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 def _infinity(value: object) -> object:
@@ -107,10 +108,38 @@ class SketchSet(SketchRecord):
         return self
 
 
+class BlockSpread(SketchRecord):
+    """How much blocks of `span_s` seconds of one column differ from the whole, beyond what chance explains.
+
+    `shares` adds up the variances of the bins' shares beyond those of independent rows, each divided by its share, as
+    PSI does: in all directions, of which there are about `dimensions`, and in the `largest`. `ranks` is the largest
+    such variance of a cumulative share, as in KS. Their `tail` is the degrees of freedom: few for few blocks, and for
+    blocks that lie farther out than normal ones. The `farthest` block is that far from the whole. `blocks` is their
+    number, weighted by rows, and `error` the standard error of `shares`.
+    """
+
+    span_s: Annotated[float, Field(ge=0)]
+    blocks: Annotated[float, Field(gt=1)]
+    error: Amount
+    shares: Amount
+    largest: Amount
+    dimensions: Annotated[float, Field(ge=1, allow_inf_nan=False)]
+    shares_tail: Annotated[float, Field(gt=0)]
+    farthest_shares: Amount
+    ranks: Amount
+    ranks_tail: Annotated[float, Field(gt=0)]
+    farthest_ranks: Amount
+
+
 class ReferenceSketch(SketchSet):
-    """The sketch of the pinned training set, with which windows are compared."""
+    """The sketch of the pinned training set, with which windows are compared.
+
+    `spreads` are those of its columns by block of time, the shortest first; a column has none where they cannot be
+    estimated: without times, or with too few blocks or rows.
+    """
 
     training_set: str
+    spreads: dict[Column, Annotated[tuple[BlockSpread, ...], Field(max_length=32)]] = {}
 
 
 class WindowSketch(SketchSet):
@@ -127,14 +156,23 @@ class WindowSketch(SketchSet):
         return self
 
 
+class RowDependence(StrEnum):
+    """Whether rows are taken to depend on each other over time as those of the training set do, or not at all."""
+
+    ESTIMATED = "estimated"
+    NONE = "none"
+
+
 class FalseAlarmBudget(Record):
     """In any `looks` successive looks, the chance of one false alarm or more, over all features, is ≤ `alpha`.
 
-    Each look may spend `alpha / looks` (Bonferroni, valid however the looks depend on each other).
+    Each look may spend `alpha / looks` (Bonferroni, valid however the looks depend on each other). With `dependence`
+    `none` this holds for independent rows only, as for a replay, where the times of requests tell nothing.
     """
 
     alpha: Share = 0.05
     looks: Annotated[int, Field(ge=1, le=1_000_000)] = 30
+    dependence: RowDependence = RowDependence.ESTIMATED
 
     @property
     def per_look(self) -> float:
@@ -157,7 +195,10 @@ class Evidence(SketchRecord):
 
 
 class DriftReport(SketchRecord):
-    """The drift of one feature or prediction; `level` is the false-alarm level that it was tested at."""
+    """The drift of one feature or prediction; `level` is the false-alarm level that it was tested at.
+
+    `effective_rows` independent rows would vary as much as the window's; none where that is not known.
+    """
 
     name: str
     role: ColumnRole
@@ -166,6 +207,7 @@ class DriftReport(SketchRecord):
     effect: float = 0.0
     level: float | None = None
     window_rows: int
+    effective_rows: int | None = None
     reference_rows: int
     evidence: tuple[Evidence, ...] = ()
     words: str

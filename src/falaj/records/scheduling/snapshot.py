@@ -20,6 +20,16 @@ Profile = Annotated[str, Field(min_length=1, max_length=64)]
 Part = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 HIGHEST_PRIORITY = 1_000_000
+PRIORITIES = {"low": -1000, "normal": 0, "high": 1000, "urgent": 100_000}
+"""Priority classes; numbers between them are allowed."""
+
+
+def priority_class(priority: int) -> str:
+    """Return the name of the highest class that is not above `priority`; the lowest for what is below all."""
+    below = [name for name, value in PRIORITIES.items() if value <= priority]
+    return max(below, key=PRIORITIES.__getitem__, default=min(PRIORITIES, key=PRIORITIES.__getitem__))
+
+
 WHOLE_GPU = 1000  # in thousandths, the unit of shares
 
 
@@ -39,10 +49,32 @@ class Gpu(Record):
     profile: Profile | None = None
 
 
+class Price(Record):
+    """The price of an hour, in the platform's currency; `gpus` by model, `gpu` for a model that is not named there."""
+
+    cpu: Part = 0.0
+    gpu: Part = 0.0
+    gpus: dict[str, Part] = {}
+
+
+class HeldByOthers(Record):
+    """What is held of a node by others than this platform: the cluster's own pods, and those of other teams.
+
+    `gpus` counts devices by their profile; whole ones have none (""). Which ones they are is not known.
+    """
+
+    cpus: Count = 0
+    memory_bytes: Count = 0
+    gpus: dict[str, Count] = {}
+
+
 class Node(Record):
     """A machine that runs jobs. Its GPUs are handed out in the order given: neighbours stand side by side.
 
-    Nodes with one `fabric` see each other by RDMA. `shares` says whether its whole GPUs can be had in parts (MPS).
+    Nodes with one `fabric` see each other by RDMA. `shares` says whether its whole GPUs can be had in parts (MPS). A
+    `cordoned` node starts no further jobs. What `others` hold is not free, and may become so. Where there are several
+    clusters, it belongs to one: all replicas of a job run in one `cluster`. A `burst` node is used if no other will do.
+    `price` is that of its cluster; none: that of the platform.
     """
 
     name: Name
@@ -55,6 +87,11 @@ class Node(Record):
     labels: frozenset[Name] = frozenset()
     fabric: Name | None = None
     shares: bool = False
+    cordoned: bool = False
+    others: HeldByOthers | None = None
+    cluster: Name | None = None
+    burst: bool = False
+    price: Price | None = None
 
     @model_validator(mode="after")
     def _no_gpu_twice(self) -> Node:
@@ -85,14 +122,6 @@ class Queue(Record):
     limit: Quota | None = None
     weight: Annotated[float, Field(gt=0, le=1_000_000, allow_inf_nan=False)] = 1.0
     history: Part = 0.0
-
-
-class Price(Record):
-    """The price of an hour, in the platform's currency; `gpus` by model, `gpu` for a model that is not named there."""
-
-    cpu: Part = 0.0
-    gpu: Part = 0.0
-    gpus: dict[str, Part] = {}
 
 
 class Budget(Record):
@@ -186,6 +215,7 @@ class Request(Record):
     In a queue a higher `priority` goes first, then who was submitted earlier. `label` is the restriction that flowed in
     from the job's inputs. `time_limit` is enforced: a job that states one can be let in before a larger one's turn.
     A job that is not `preemptible` never borrows. One with a `claim` is what others were evicted for: it goes first.
+    `data_zones` are those in which its inputs lie; of several clusters one there is preferred.
     """
 
     job: ObjectId
@@ -201,6 +231,7 @@ class Request(Record):
     affinity: Affinity = Affinity()
     preemptible: bool = True
     claim: bool = False
+    data_zones: frozenset[Name] = frozenset()
 
 
 class Placement(Record):
@@ -273,14 +304,16 @@ def _refuse_repeated(what: str, names: Iterable[str]) -> None:
 
 
 class Reason(StrEnum):
-    """Why a job waits. The last five do not pass by waiting alone."""
+    """Why a job waits. The last six do not pass by waiting alone."""
 
     CAPACITY = "capacity"
     RESERVED = "reserved"
     QUOTA = "quota"
     PREEMPTING = "preempting"
+    KUEUE = "kueue"
     AFFINITY = "affinity"
     BUDGET = "budget"
+    CORDONED = "cordoned"
     TOPOLOGY = "topology"
     RESIDENCY = "residency"
     TOO_LARGE = "too-large"

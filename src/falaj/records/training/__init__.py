@@ -1,1 +1,1 @@
-"""Records of training: jobs, their state and checkpoints, and the frameworks they use."""
+"""Records of training: jobs, their state and checkpoints, the frameworks they use, and the images they run in."""

@@ -22,7 +22,7 @@ from falaj.records.scheduling.snapshot import (
     Resources,
 )
 from falaj.records.tracking import ArtifactPath
-from falaj.records.training.frameworks import process_fault
+from falaj.records.training.frameworks import MOST_PROCESSES, process_fault
 
 JobRef = Annotated[Reference, RefersTo("job")]
 
@@ -51,6 +51,8 @@ TimeLimit = Annotated[timedelta, Field(ge=timedelta(seconds=1), le=timedelta(day
 AttemptNumber = Annotated[int, Field(ge=1, le=2**31)]
 Framework = Literal["plain", "torch", "tensorflow", "jax", "mpi", "horovod", "xgboost", "lightgbm", "mxnet"]
 Words = Annotated[str, StringConstraints(max_length=2000)]
+
+MOST_NODES = 1000
 
 DIFF_CHARACTERS = 65_536
 """The longest diff in a spec; the packed archive holds the code in full."""
@@ -98,6 +100,7 @@ class JobMemoryEstimate(Record):
 class RequestedResources(Record):
     """The resources that a job requested at first, of those that a move can change."""
 
+    nodes: Annotated[int, Field(ge=1, le=MOST_NODES)] = 1
     cpus: AtLeastOne = 1
     gpus: Annotated[int, Field(ge=0, le=1024)] = 0
     gpu_milli: Annotated[int, Field(ge=1, le=WHOLE_GPU)] = WHOLE_GPU
@@ -110,9 +113,12 @@ class RequestedResources(Record):
 class JobSpec(Record):
     """The specification of a job: a `script` of its code, or a `module` of Falaj's own, with `args`.
 
-    `cpus`, `gpus` and `memory_bytes` are for all its `processes` together, which run on one machine. `inputs` are
-    stored objects by the name under which the job finds them: a training set or view as Parquet, a model version as a
-    folder, a blob as a file. After `timeout` an attempt is stopped. After a failed attempt `retries` more are made.
+    It has `nodes` replicas with `processes` each. `cpus`, `gpus`, `memory_bytes` and `disk_bytes` are those of one
+    replica, for all its processes together; `roles` count the processes of all replicas. Replicas share a machine
+    where they fit on one, unless they are to spread. `inputs` are stored objects by the name under which the job finds
+    them: a training set or view as Parquet, a model version as a folder, a blob as a file. `volumes` are folders or
+    claims that an administrator lets jobs of the workspace use, by name. After `timeout` an attempt is stopped. After a
+    failed attempt `retries` more are made.
     With `nsys` its processes run under Nsight Systems, whose reports are among the outputs.
     With an `estimate` of its memory it is refused where no machine could hold it. `asked` is filled in when a job is
     moved: what it asked for before.
@@ -123,9 +129,10 @@ class JobSpec(Record):
     module: ModuleName | None = None
     args: Annotated[tuple[Argument, ...], Field(max_length=1000)] = ()
     framework: Framework = "plain"
+    nodes: Annotated[int, Field(ge=1, le=MOST_NODES)] = 1
     processes: Annotated[int, Field(ge=1, le=256)] = 1
     processes_min: Annotated[int, Field(ge=1, le=256)] | None = None
-    roles: Annotated[dict[Name, Annotated[int, Field(ge=0, le=256)]], Field(max_length=8)] = {}
+    roles: Annotated[dict[Name, Annotated[int, Field(ge=0, le=MOST_PROCESSES)]], Field(max_length=8)] = {}
     environment: Name | None = None
     queue: Name = "default"
     cpus: AtLeastOne = 1
@@ -144,6 +151,7 @@ class JobSpec(Record):
     timeout: TimeLimit | None = None
     hang_after: TimeLimit | None = None
     inputs: Annotated[dict[Name, Reference], Field(max_length=100)] = {}
+    volumes: Annotated[tuple[Name, ...], Field(max_length=20)] = ()
     env: Annotated[dict[VariableName, VariableValue], Field(max_length=200)] = {}
     secrets: Annotated[dict[VariableName, Reference], Field(max_length=100)] = {}
     experiment: Name | None = None
@@ -166,9 +174,19 @@ class JobSpec(Record):
         return self
 
     @model_validator(mode="after")
+    def _no_volume_twice(self) -> Self:
+        if len({*self.volumes}) < len(self.volumes):
+            raise ValueError("a job names each of its volumes once")
+        return self
+
+    @model_validator(mode="after")
     def _processes_fit_the_framework(self) -> Self:
         fault = process_fault(
-            self.framework, processes=self.processes, processes_min=self.processes_min, roles=self.roles
+            self.framework,
+            nodes=self.nodes,
+            processes=self.processes,
+            processes_min=self.processes_min,
+            roles=self.roles,
         )
         if fault is not None:
             raise ValueError(fault)
@@ -186,7 +204,14 @@ class JobSpec(Record):
             )
         except ValidationError as error:
             raise ValueError(error.errors()[0]["msg"].removeprefix("Value error, ")) from None
+        if self.gpu_milli < WHOLE_GPU and self.nodes > 1:
+            raise ValueError(f"a part of a GPU is for a job of 1 node; this one has {self.nodes}")
         return self
+
+    @property
+    def world_size(self) -> int:
+        """The processes of all nodes."""
+        return self.nodes * self.processes
 
 
 class JobState(StrEnum):
@@ -228,7 +253,7 @@ class Job(Record):
     """A job and how far it is. `attempt` counts from 1; it is 0 before the first. `reason` says why it is so.
 
     `preemptions` counts how often it made room for another job; it is `leaving` while it does. It is `moving` while it
-    leaves to go on elsewhere.
+    leaves to go on elsewhere. `limits` are those of the newest attempt, and how each is enforced.
     """
 
     id: ObjectId
@@ -246,6 +271,7 @@ class Job(Record):
     moving: bool = False
     preemptions: int = 0
     outputs: tuple[JobOutput, ...] = ()
+    limits: tuple[str, ...] = ()
     submitted_at: datetime
     started_at: datetime | None = None
     ended_at: datetime | None = None
@@ -259,7 +285,7 @@ Verdict = Literal["done", "failed", "cancelled", "interrupted", "preempted", "mo
 """How an attempt ended. One that was interrupted, by a platform that stopped or a node that was lost, or preempted, to
 make room for another job, or moved to other machines, does not count against the retries."""
 
-Placements = Annotated[tuple[Placement, ...], Field(min_length=1, max_length=1000)]
+Placements = Annotated[tuple[Placement, ...], Field(min_length=1, max_length=MOST_NODES)]
 Outputs = Annotated[tuple[JobOutput, ...], Field(max_length=20_000)]
 
 

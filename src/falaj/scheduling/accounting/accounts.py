@@ -12,7 +12,7 @@ from falaj.records.config import Prices
 from falaj.records.names import ObjectId
 from falaj.records.scheduling.accounting import ResourceUsage
 from falaj.records.scheduling.snapshot import Budget, Node, Placement, Price, Queue, Request
-from falaj.scheduling import store
+from falaj.scheduling import cordons, store
 from falaj.scheduling.accounting import attempts, budgets, history
 from falaj.scheduling.accounting.charges import (
     HourlyRates,
@@ -55,6 +55,10 @@ class QueueAccounts:
     def nodes(self) -> tuple[Node, ...]:
         """Return the nodes of the cluster."""
         return self._nodes()
+
+    def with_cordons(self, tx: Transaction, nodes: Sequence[Node]) -> tuple[Node, ...]:
+        """Return the nodes, with those marked that start no further jobs."""
+        return cordons.with_cordons(tx, nodes)
 
     @property
     def currency(self) -> str | None:
@@ -110,8 +114,7 @@ class QueueAccounts:
             )
         allowed = found[queue].workspaces if queue in found else ()
         if allowed and workspace not in allowed:
-            stored = objects.ever(tx, workspace)
-            name = stored.name if stored else workspace
+            name = objects.name_of(tx, workspace)
             raise Denied(
                 f"workspace {name} may not submit into queue {queue}; an operator of the "
                 f"platform can allow it: falaj queues set {queue} --workspace NAME"
@@ -131,7 +134,7 @@ class QueueAccounts:
     ) -> None:
         """Record the start of an attempt, at the current prices."""
         held = requested_amount(request)
-        rates = rates_of(held, gpu_models, self._prices)
+        rates = rates_of(held, gpu_models, self._price_at(placements), self.currency)
         attempts.add_attempt(
             tx,
             {
@@ -154,6 +157,12 @@ class QueueAccounts:
                 "started_at": now,
             },
         )
+
+    def _price_at(self, placements: Sequence[Placement]) -> Price:
+        """Return the price of the cluster in which a job runs; that of the platform if it has none of its own."""
+        names = {placed.node for placed in placements}
+        found = (node.price for node in self._nodes() if node.name in names and node.price is not None)
+        return next(found, self.price)
 
     def end(
         self,

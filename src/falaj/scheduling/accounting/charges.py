@@ -39,12 +39,14 @@ def price_of(prices: Prices | None) -> Price:
     return Price(cpu=prices.cpu_hour, gpu=prices.gpu_hour, gpus=dict(prices.gpu_models))
 
 
-def rates_of(held: ResourceAmount, gpu_models: Sequence[str], prices: Prices | None) -> HourlyRates:
+def rates_of(
+    held: ResourceAmount, gpu_models: Sequence[str], price: Price, currency: str | None
+) -> HourlyRates:
     """Return the hourly rates, at the mean price of the GPUs."""
-    if prices is None:
+    if currency is None:
         return HourlyRates(0.0, 0.0, None)
-    each = [prices.gpu_models.get(model, prices.gpu_hour) for model in gpu_models] or [prices.gpu_hour]
-    return HourlyRates(held.cpus * prices.cpu_hour, held.gpus * sum(each) / len(each), prices.currency)
+    each = [price.gpus.get(model, price.gpu) for model in gpu_models] or [price.gpu]
+    return HourlyRates(held.cpus * price.cpu, held.gpus * sum(each) / len(each), currency)
 
 
 def hours(start: datetime, end: datetime) -> float:

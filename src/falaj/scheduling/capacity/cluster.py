@@ -61,11 +61,15 @@ class Cluster:
         numbers = {kind: number for number, kind in enumerate(self.kinds)}
         self.kind = [numbers[each] for each in self.hardware]
         self.in_parts = self._in_parts(running)
+        self.shared_with_others = [index for index, node in enumerate(self.nodes) if node.others is not None]
         self.idle = [self._idle(index) for index in self.all]
         self.whole = self._whole()
         self._islands = [each.islands() for each in self.kinds]
         self.many_islands = any(len(found) > 1 for found in self._islands)
         self.has_gpus = any(each.devices for each in self.kinds)
+        self.names = {node.cluster for node in self.nodes}
+        self.has_burst = any(node.burst for node in self.nodes)
+        self._by_cluster: dict[tuple[object, ...], list[list[int]]] = {}
         self._usable: dict[tuple[object, ...], list[int]] = {}
         self._permitted: dict[tuple[object, ...], list[int]] = {}
 
@@ -81,17 +85,66 @@ class Cluster:
             self._usable[key] = [kind.usable(each) for kind in self.kinds]
         return self._usable[key][self.kind[index]]
 
-    def permitted(self, request: Request, *, anywhere: bool = False) -> list[int]:
-        """Return the nodes that the residency label and the affinity permit; `anywhere` ignores the affinity."""
+    def permitted(
+        self, request: Request, *, anywhere: bool = False, even_cordoned: bool = False
+    ) -> list[int]:
+        """Return the nodes that the residency label and the affinity permit and that are not cordoned.
+
+        `anywhere` ignores the affinity, `even_cordoned` the cordons.
+        """
         affinity = NO_AFFINITY if anywhere else request.affinity
-        key = request.label.only, affinity.pools, affinity.labels, affinity.avoid
+        key = request.label.only, affinity.pools, affinity.labels, affinity.avoid, even_cordoned
         if key not in self._permitted:
             self._permitted[key] = [
                 index
                 for index, node in enumerate(self.nodes)
-                if request.label.permits(node.jurisdiction) and matches_affinity(node, affinity)
+                if request.label.permits(node.jurisdiction)
+                and matches_affinity(node, affinity)
+                and (even_cordoned or not node.cordoned)
             ]
         return self._permitted[key]
+
+    def by_cluster(self, request: Request, permitted: Sequence[int]) -> Sequence[Sequence[int]]:
+        """Return the permitted nodes of each cluster, the best first: no burst, near the data, cheap.
+
+        All replicas of a job run in one cluster. The same lists are returned again: searches are cached by them.
+        """
+        if len(self.names) <= 1:
+            return (permitted,)
+        each = request.each
+        kind = each.cpus, each.gpus, each.gpu_milli, each.gpu_models, each.gpu_profile, each.gpu_memory_bytes
+        key = (tuple(permitted), request.data_zones, *kind)
+        if key not in self._by_cluster:
+            found: dict[str, list[int]] = {}
+            for index in permitted:
+                found.setdefault(self.nodes[index].cluster or "", []).append(index)
+            order = sorted(found, key=lambda name: (*self._rank(request, found[name]), name))
+            self._by_cluster[key] = [found[name] for name in order]
+        return self._by_cluster[key]
+
+    def _rank(self, request: Request, nodes: Sequence[int]) -> tuple[bool, bool, float]:
+        """Return how much a cluster with these nodes is to be avoided: burst, away from the data, and cost."""
+        zones = {self.nodes[index].zone for index in nodes}
+        is_away = bool(request.data_zones) and not zones & request.data_zones
+        cost = min(self._hourly(index, request.each) for index in nodes)
+        return any(self.nodes[index].burst for index in nodes), is_away, cost
+
+    def _hourly(self, index: int, each: Resources) -> float:
+        """Return the price of a replica on a node, on the cheapest of its GPUs that will do."""
+        price, node = self.nodes[index].price, self.nodes[index]
+        if price is None:
+            return 0.0
+        usable = self.devices(index, each) if each.gpus else 0
+        models = {gpu.model for bit, gpu in enumerate(node.gpus) if usable >> bit & 1}
+        gpu = min((price.gpus.get(model, price.gpu) for model in models), default=price.gpu)
+        return each.cpus * price.cpu + each.gpus * each.gpu_milli / WHOLE_GPU * gpu
+
+    def without_burst(self, permitted: Sequence[int]) -> list[int]:
+        """Return the permitted nodes that are no burst capacity."""
+        key = ("no burst", tuple(permitted))
+        if key not in self._by_cluster:
+            self._by_cluster[key] = [[index for index in permitted if not self.nodes[index].burst]]
+        return self._by_cluster[key][0]
 
     def held_by(self, running: RunningJob) -> Allocation:
         request = running.request
@@ -131,6 +184,18 @@ class Cluster:
             for bit, device in enumerate(devices)
         ]
         return NodeResources(each.cpus, each.memory_bytes, mask, tuple(parts))
+
+    def held_by_others(self, index: int, taken: int) -> NodeResources:
+        """Return what others hold of a node. Their GPUs are thought to be the last ones that no job holds (`taken`)."""
+        others, mask = self.nodes[index].others, 0
+        if others is None:
+            return NodeResources(0, 0, 0)
+        devices = self.hardware[index].devices
+        for profile, count in others.gpus.items():
+            alike = [bit for bit, device in enumerate(devices) if (device[2] or "") == profile]
+            for bit in [bit for bit in alike if not taken >> bit & 1][-count:] if count else ():
+                mask |= 1 << bit
+        return NodeResources(others.cpus, others.memory_bytes, mask)
 
     def _in_parts(self, running: Iterable[RunningJob]) -> set[int]:
         """Return the nodes with shared GPUs, also those that no longer share but still run such jobs."""

@@ -18,16 +18,17 @@ NodeAllocations = tuple[tuple[int, NodeResources], ...]
 class FreeCapacity:
     """Free resources of every node of the cluster, exact to the device, in four views.
 
-    `unallocated` is what no job holds. `after_evictions` adds what preemption victims still hold, on the nodes where
-    they run. `free` is unallocated and not nominated for preemptors. `open` is free and not reserved for the head: a
-    job of any length may take it. `log` lists each node whose `open` changed, in order.
+    `unallocated` is what neither a job nor others hold. `after_evictions` adds what preemption victims still hold, on
+    the nodes where they run. `free` is unallocated and not nominated for preemptors. `open` is free and not reserved
+    for the head: a job of any length may take it. `log` lists each node whose `open` changed, in order.
 
     `placement.fleet.Fleet` holds the same free resources as arrays, for scoring all nodes at once.
     """
 
     def __init__(self, cluster: Cluster, held: Iterable[Allocation]) -> None:
         self.cluster = cluster
-        self.unallocated = list(cluster.idle)
+        held = list(held)
+        self.unallocated = left_by_others(cluster, held)
         self.after_evictions: dict[int, NodeResources] = {}
         self.nominated: dict[int, NodeResources] = {}
         self.head: Reservation | None = None
@@ -99,6 +100,20 @@ class FreeCapacity:
         for index, slot in self.nominated.items():
             slots[index] = slot
         return slots
+
+
+def left_by_others(cluster: Cluster, held: Iterable[Allocation]) -> list[NodeResources]:
+    """Return what each node has beside what others than this platform hold of it."""
+    slots = list(cluster.idle)
+    if not cluster.shared_with_others:
+        return slots
+    taken: dict[int, int] = {}
+    for job in held:
+        for index, slot in job.on:
+            taken[index] = taken.get(index, 0) | slot.gpus
+    for index in cluster.shared_with_others:
+        slots[index] = slots[index].take(cluster.held_by_others(index, taken.get(index, 0)))
+    return slots
 
 
 class GroupAffinity:

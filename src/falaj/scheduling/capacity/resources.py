@@ -134,7 +134,9 @@ def gpu_thousandths(each: Resources) -> int:
 
 @lru_cache(maxsize=256)
 def slice_thousandths(profile: str) -> int:
-    """Return two sevenths for a profile like 2g.20gb, and a whole GPU for an unknown format."""
+    """Return two sevenths for a profile like 2g.20gb, a quarter for 1/4, and a whole GPU for an unknown format."""
+    if shared := re.fullmatch(r"1/([1-9]\d{0,2})", profile):
+        return max(1, WHOLE_GPU // int(shared[1]))
     found = re.match(r"(\d+)g\b", profile)
     return min(int(found[1]) * WHOLE_GPU // SLICES_OF_A_GPU, WHOLE_GPU) if found else WHOLE_GPU
 

@@ -206,6 +206,8 @@ class SchedulingRound:
 
     def _find_nodes(self, request: Request) -> list[NodeAssignment] | None:
         permitted = self.cluster.permitted(request)
+        if self.cluster.has_burst and not self.budget_ledger.can_afford(request, burst=True):
+            permitted = self.cluster.without_burst(permitted)
         capacity_now, suits = self.capacity_now, permitted
         if self.group_affinity.matters(request):
             suits = self.group_affinity.suits(request, permitted)
@@ -268,12 +270,16 @@ class SchedulingRound:
         """Reserve nodes for the first job that waits for them, and quota for the first that waits for it in a queue."""
         if reason in WAITS_FOR_NODES and self.head is None and self._sought < MAX_RESERVATION_ATTEMPTS:
             self._sought += 1
-            head = reserve(request, self.capacity_now, self._expected_to_end(leaf, asked), self.now)
+            head = self.reservation_for(request, leaf, asked)
             if head is not None:
                 self.capacity_now.keep(head)
                 reserve_quota(leaf, asked, borrows=exceeds_quota(leaf, asked))
         elif reason is Reason.QUOTA:
             self._reserve_quota(request, leaf, asked)
+
+    def reservation_for(self, request: Request, leaf: QuotaNode, asked: ResourceAmount) -> Reservation | None:
+        """Return what the job would get if it were the head; none if no end of jobs lets it start."""
+        return reserve(request, self.capacity_now, self._expected_to_end(leaf, asked), self.now)
 
     def _expected_to_end(self, leaf: QuotaNode, asked: ResourceAmount) -> list[Allocation]:
         """Return the allocations whose end frees nodes for the job.
@@ -389,7 +395,7 @@ class Feasibility:
         self, request: Request, leaf: QuotaNode, asked: ResourceAmount, shape: RequestShape
     ) -> Reason | None:
         """Return why the job could not start even if no other job ran; None if it could."""
-        if self.cluster.nodes and not self.cluster.permitted(request, anywhere=True):
+        if self.cluster.nodes and not self.cluster.permitted(request, anywhere=True, even_cordoned=True):
             return Reason.RESIDENCY
         if not fits_empty_quota(leaf, asked, borrowing=request.preemptible):
             return Reason.TOO_LARGE
@@ -401,11 +407,14 @@ class Feasibility:
         cluster, affinity = self.cluster, request.affinity
         if place_gang(request, cluster.idle, cluster.permitted(request), cluster):
             return None
+        permitted = cluster.permitted(request, even_cordoned=True)
+        if place_gang(request, cluster.idle, permitted, cluster):
+            return Reason.CORDONED
         loose = request.model_copy(update={"affinity": affinity.model_copy(update={"island": None})})
-        if place_gang(loose, cluster.idle, cluster.permitted(request), cluster):
+        if place_gang(loose, cluster.idle, permitted, cluster):
             return Reason.TOPOLOGY
         anywhere = request.model_copy(update={"affinity": Affinity()})
-        if place_gang(anywhere, cluster.idle, cluster.permitted(anywhere), cluster):
+        if place_gang(anywhere, cluster.idle, cluster.permitted(anywhere, even_cordoned=True), cluster):
             return Reason.AFFINITY
         return (
             Reason.RESIDENCY if place_gang(anywhere, cluster.idle, cluster.all, cluster) else Reason.TOO_LARGE

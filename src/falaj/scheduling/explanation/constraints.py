@@ -14,6 +14,7 @@ from falaj.scheduling.explanation.formatting import (
     format_amount,
     format_free,
     format_nodes,
+    format_others,
     format_request,
 )
 from falaj.scheduling.placement.gang_placement import capacity
@@ -34,6 +35,7 @@ def describe_reason(
         Reason.QUOTA: describe_quota,
         Reason.AFFINITY: describe_affinity,
         Reason.BUDGET: describe_budget,
+        Reason.CORDONED: describe_cordoned,
         Reason.TOPOLOGY: describe_topology,
         Reason.RESIDENCY: describe_residency,
         Reason.TOO_LARGE: describe_too_large,
@@ -43,7 +45,9 @@ def describe_reason(
 
 
 def describe_capacity(request: Request, scheduling_round: SchedulingRound) -> str:
-    head = "" if scheduling_round.head else "; it gets the reservation"
+    leaf, asked = scheduling_round.quota_tree.leaves[request.queue], requested_amount(request)
+    is_head = not scheduling_round.head and scheduling_round.reservation_for(request, leaf, asked)
+    head = "; it gets the reservation" if is_head else ""
     view = (
         scheduling_round.capacity_now.free
         if scheduling_round.passes(request)
@@ -142,20 +146,34 @@ def describe_budget(request: Request, scheduling_round: SchedulingRound) -> str:
 
 
 def describe_affinity(request: Request, scheduling_round: SchedulingRound) -> str:
-    affinity, nodes = request.affinity, scheduling_round.cluster.permitted(request)
+    affinity = request.affinity
+    nodes = scheduling_round.cluster.permitted(request, even_cordoned=True)
     wishes = [
         f"in pool {' or '.join(sorted(affinity.pools))}" if affinity.pools else "",
         f"labelled {', '.join(sorted(affinity.labels))}" if affinity.labels else "",
         f"not labelled {', '.join(sorted(affinity.avoid))}" if affinity.avoid else "",
         f"with jobs of group {', '.join(sorted(affinity.near))}" if affinity.near else "",
         f"without jobs of group {', '.join(sorted(affinity.apart))}" if affinity.apart else "",
-        "with one replica each" if affinity.spread else "",
+        "with one replica each" if affinity.spread and request.replicas > 1 else "",
     ]
     wanted = ", ".join(wish for wish in wishes if wish) or "without jobs that keep apart from its group"
     suiting = len(scheduling_round.group_affinity.suits(request, nodes))
-    all_nodes = len(scheduling_round.cluster.nodes)
+    needs, all_nodes = (
+        f"needs {format_request(request)} on nodes {wanted}",
+        len(scheduling_round.cluster.nodes),
+    )
+    if affinity.spread and suiting < request.replicas:
+        there = "there is 1" if suiting == 1 else f"there are {suiting}"
+        return f"{needs}: {request.replicas} nodes are needed, {there}"
+    return f"{needs}; {suiting} of {count_of(all_nodes, 'node')} match"
+
+
+def describe_cordoned(request: Request, scheduling_round: SchedulingRound) -> str:
+    cordoned = [node.name for node in scheduling_round.cluster.nodes if node.cordoned]
+    named = ", ".join(cordoned[:5]) + (f" and {len(cordoned) - 5} more" if len(cordoned) > 5 else "")
     return (
-        f"needs {format_request(request)} on nodes {wanted}; {suiting} of {count_of(all_nodes, 'node')} match"
+        f"needs {format_request(request)}, for which the nodes that start jobs are too small or too few; "
+        f"cordoned: {named}"
     )
 
 
@@ -165,7 +183,8 @@ def describe_topology(request: Request, scheduling_round: SchedulingRound) -> st
 
 
 def describe_residency(request: Request, scheduling_round: SchedulingRound) -> str:
-    nodes, permitted = scheduling_round.cluster.nodes, scheduling_round.cluster.permitted(request)
+    nodes = scheduling_round.cluster.nodes
+    permitted = scheduling_round.cluster.permitted(request, even_cordoned=True)
     allowed = ", ".join(sorted(request.label.only or ())) or "no jurisdiction"
     there = sorted({node.jurisdiction for node in nodes})
     if not permitted:
@@ -206,14 +225,21 @@ def shortage(request: Request, slots: Sequence[NodeResources], scheduling_round:
     if not permitted:
         return "there are no nodes"
     if request.replicas > 1:
-        fit = sum(capacity(slots[index], each, cluster.devices(index, each)) for index in permitted)
-        return f"{fit} of {request.replicas} replicas fit"
+        fits = [
+            sum(capacity(slots[index], each, cluster.devices(index, each)) for index in nodes)
+            for nodes in cluster.by_cluster(request, permitted)
+        ]
+        where = " in one cluster" if len(fits) > 1 else ""
+        return f"{max(fits)} of {request.replicas} replicas fit{where}"
     if each.gpu_milli < WHOLE_GPU and not any(cluster.nodes[index].shares for index in permitted):
         return "no node shares its GPUs"
     closest = max(
         permitted, key=lambda index: (closeness(request, slots[index], index, scheduling_round), -index)
     )
-    return f"the closest node, {cluster.nodes[closest].name}, has {format_free(slots[closest])}"
+    node = cluster.nodes[closest]
+    free = f"the closest node, {node.name}, has {format_free(slots[closest])}"
+    is_shared = node.others is not None and slots is not cluster.idle
+    return f"{free} beside {format_others(node.others)} that others hold" if is_shared else free
 
 
 def closeness(request: Request, slot: NodeResources, index: int, scheduling_round: SchedulingRound) -> float:

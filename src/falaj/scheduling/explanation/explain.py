@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from falaj.errors import NotFound
 from falaj.records.scheduling.snapshot import (
     Evict,
     Explanation,
+    Placement,
     Reason,
     Request,
     RunningJob,
@@ -36,6 +39,7 @@ def explain(snapshot: Snapshot, job: str) -> Explanation:
 
 def _explain_running(running: RunningJob, snapshot: Snapshot) -> Explanation:
     words = f"runs on {format_nodes(running.placements)} since {running.started_at:%Y-%m-%d %H:%M:%S %Z}"
+    words += on_burst(running.placements, snapshot)
     if running.leaving:
         words += ", being preempted: it saves a checkpoint and goes back to its queue"
     elif running.borrows:
@@ -59,7 +63,7 @@ def _explain_pending(snapshot: Snapshot, request: Request) -> Explanation:
     position = next(at for at, decision in enumerate(answers, start=1) if decision.job == request.job)
     decision = answers[position - 1]
     if isinstance(decision, Start):
-        words = f"starts now on {format_nodes(decision.placements)}"
+        words = f"starts now on {format_nodes(decision.placements)}{on_burst(decision.placements, snapshot)}"
         if decision.borrows:
             words += ", borrowing beyond the quota of its queue"
         return Explanation(
@@ -87,6 +91,13 @@ def _explain_pending(snapshot: Snapshot, request: Request) -> Explanation:
         would_start=starting_changes(trials, reason, scheduling_round),
         expected_start=expected_start(snapshot, request.job),
     )
+
+
+def on_burst(placements: Iterable[Placement], snapshot: Snapshot) -> str:
+    """Return that a job is on burst capacity, and why; empty if it is not."""
+    names = {placed.node for placed in placements}
+    found = next((node for node in snapshot.nodes if node.burst and node.name in names), None)
+    return "" if found is None else f", burst capacity of {found.cluster}: the others could not take it"
 
 
 def share_of(request: Request, scheduling_round: SchedulingRound) -> float | None:

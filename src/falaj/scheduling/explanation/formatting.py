@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from datetime import timedelta
 
-from falaj.records.scheduling.snapshot import WHOLE_GPU, Placement, Quota, Request, Resources
+from falaj.records.scheduling.snapshot import WHOLE_GPU, HeldByOthers, Placement, Quota, Request, Resources
 from falaj.scheduling.capacity.resources import UNLIMITED, NodeResources
 
 
@@ -42,6 +42,17 @@ def format_gpus(given: Resources | Quota) -> str:
 def format_free(slot: NodeResources) -> str:
     parts = count_of(slot.cpus, "CPU"), count_of(slot.gpus.bit_count(), "GPU"), format_memory(slot.memory)
     return ", ".join(parts) + " free"
+
+
+def format_others(held: HeldByOthers | None) -> str:
+    held = held or HeldByOthers()
+    gpus = sum(held.gpus.values())
+    parts = [
+        count_of(held.cpus, "CPU"),
+        count_of(gpus, "GPU") if gpus else "",
+        format_memory(held.memory_bytes),
+    ]
+    return ", ".join(part for part in parts if part)
 
 
 def format_request(request: Request) -> str:

@@ -25,6 +25,8 @@ from falaj.scheduling.decision.scheduling_round import SchedulingRound
 from falaj.scheduling.explanation.constraints import short_of_quota, used_and_reserved
 from falaj.scheduling.explanation.formatting import count_of, format_duration, format_resources
 
+MOST_CORDONED = 5
+
 Starts = bool
 Change = tuple[str, Starts]
 
@@ -81,6 +83,7 @@ def candidates(trials: ChangeTrials, reason: Reason, scheduling_round: Schedulin
     yield from looser_placement(trials)
     if reason is not Reason.RESIDENCY:
         yield from more_quota(trials, scheduling_round)
+    yield from uncordoned_node(trials)
     yield from more_nodes(trials)
 
 
@@ -192,11 +195,26 @@ def enough_for(request: Request, account: QuotaUsage, bound: ResourceAmount) -> 
     return Quota(cpus=cpus, gpus=None if gpus is None else -(-gpus // WHOLE_GPU), memory_bytes=memory)
 
 
+def uncordoned_node(trials: ChangeTrials) -> Iterator[Change]:
+    """Yield the cordoned nodes that the job would start on, a few of them."""
+    nodes = trials.snapshot.nodes
+    for node in sorted((node for node in nodes if node.cordoned), key=lambda node: node.name)[:MOST_CORDONED]:
+        opened = node.model_copy(update={"cordoned": False})
+        others = tuple(opened if each is node else each for each in nodes)
+        yield f"node {node.name} uncordoned", trials.with_snapshot(nodes=others)
+
+
 def more_nodes(trials: ChangeTrials) -> Iterator[Change]:
     """Yield one more node of each kind, in a jurisdiction that the label permits."""
     for node in kinds(trials.snapshot.nodes):
         for place in sorted(trials.request.label.only or {node.jurisdiction}):
-            extra = node.model_copy(update={"name": f"{node.name}-again"[-128:], "jurisdiction": place})
+            other = {
+                "name": f"{node.name}-again"[-128:],
+                "jurisdiction": place,
+                "cordoned": False,
+                "others": None,
+            }
+            extra = node.model_copy(update=other)
             where = "" if place == node.jurisdiction else f" in {place}"
             yield (
                 f"one more node like {node.name}{where}",

@@ -40,15 +40,26 @@ def by_index(index: int, slot: NodeResources) -> tuple[int, ...]:
 def place_gang(
     request: Request,
     slots: Slots,
-    permitted: Iterable[int],
+    permitted: Sequence[int],
     cluster: Cluster,
     prefer: Preference = tightness,
 ) -> list[NodeAssignment] | None:
     """Return nodes for all replicas, or None: in one NVLink island, else one node, else one RDMA fabric, else any.
 
-    `prefer` orders the alternatives. Replicas are identical, so counting how many fit on each node finds a placement
-    whenever there is one.
+    All are in one cluster. `prefer` orders the alternatives there. Replicas are identical, so counting how many fit on
+    each node finds a placement whenever there is one.
     """
+    for nodes in cluster.by_cluster(request, permitted):
+        found = place_within(request, slots, nodes, cluster, prefer)
+        if found is not None:
+            return found
+    return None
+
+
+def place_within(
+    request: Request, slots: Slots, permitted: Iterable[int], cluster: Cluster, prefer: Preference
+) -> list[NodeAssignment] | None:
+    """Return nodes of one cluster for all replicas, or None."""
     each, wanted, affinity = request.each, request.replicas, request.affinity
     fitting = [
         NodeAssignment(index, 1 if affinity.spread else count)

@@ -27,7 +27,14 @@ class NodeSearch:
         self._gpu_nodes = sum(1 for node in capacity_now.cluster.nodes if node.gpus)
 
     def one(self, request: Request, permitted: Sequence[int]) -> NodeAssignment | None:
-        """Return a node for the only replica of a job without an island requirement."""
+        """Return a node for the only replica of a job without an island requirement, in the best cluster."""
+        for nodes in self.capacity_now.cluster.by_cluster(request, permitted):
+            spot = self._within(request, nodes)
+            if spot is not None:
+                return spot
+        return None
+
+    def _within(self, request: Request, permitted: Sequence[int]) -> NodeAssignment | None:
         if self._packs(request):
             spot = self._packed(request, permitted)
             if spot is not None:

@@ -10,7 +10,7 @@ from falaj.records.scheduling.snapshot import Decision, Reason, Request, Snapsho
 Scheduler = Callable[[Snapshot], Iterable[Decision]]
 
 PERMANENT_REASONS = frozenset(
-    {Reason.BUDGET, Reason.TOPOLOGY, Reason.RESIDENCY, Reason.TOO_LARGE, Reason.NO_QUEUE},
+    {Reason.BUDGET, Reason.CORDONED, Reason.TOPOLOGY, Reason.RESIDENCY, Reason.TOO_LARGE, Reason.NO_QUEUE},
 )
 """Reasons that waiting does not resolve: such jobs do not count in the backlog of a queue."""
 

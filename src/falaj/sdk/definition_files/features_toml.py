@@ -38,7 +38,7 @@ def read_toml(path: Path, faults: list[Fault]) -> Iterator[Found]:
     try:
         text = path.read_text()
         tables = tomllib.loads(text)
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         line = re.search(r"at line (\d+)", str(error))
         where = f"{path}:{line[1]}" if line else str(path)
         faults.append(Fault(where=where, given=str(error), allowed="TOML in UTF-8"))
@@ -85,7 +85,10 @@ class _File:
         made = {name: value for name, value in given.items() if name not in ("aggregation", "source")}
         self._duration(made, "ttl", at)
         if isinstance(columns := made.get("columns"), Mapping):
-            made["columns"] = [{"name": name, "type": kind} for name, kind in columns.items()]
+            made["columns"] = [
+                {"name": name, **(kind if isinstance(kind, Mapping) else {"type": kind})}
+                for name, kind in columns.items()
+            ]
         aggregations = self._array(given, "aggregation", at)
         for number, each in enumerate(aggregations):
             self._known((*at, "aggregation", number), each, "aggregation")

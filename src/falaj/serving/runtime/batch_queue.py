@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from functools import partial
 from itertools import islice
+from math import prod
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from falaj.errors import FalajError, InvalidInput, Unavailable
-from falaj.serving.runtime.engine import ModelEngine
+from falaj.records.serving import DYNAMIC, Datatype, Tensor
+from falaj.serving.runtime.engine import LONGEST_S, QUICK_S, ModelEngine
+from falaj.serving.runtime.probe import DYNAMIC_SIZE
 from falaj.serving.signatures import Signature
 
 Array = npt.NDArray[Any]
@@ -23,6 +27,10 @@ Array = npt.NDArray[Any]
 MAX_QUEUE_S = 2.0
 """Work beyond what can be done in this time is rejected instead of queued."""
 MIN_CAPACITY, MAX_CAPACITY = 16, 4096
+MAX_INLINE_S = 0.25
+"""A model that has blocked the event loop for longer never runs there again."""
+INLINE_CHARACTERS = 8192
+"""Characters in the texts of a batch on the event loop."""
 
 _log = logging.getLogger(__name__)
 
@@ -78,8 +86,18 @@ class BatchQueue:
         self._loop = asyncio.get_running_loop()
         self._pool = pool
         self._answered = answered
-        self._free_threads = 1 if engine.cost.inline else threads
-        affordable = int(MAX_QUEUE_S * self._free_threads / max(engine.cost.seconds, 1e-6))
+        self._free_threads = threads
+        self._inline_rows = engine.cost.inline_rows
+        self._inline_limits = [_inline_limit(tensor) for tensor in engine.model.inputs]
+        self._has_texts = any(tensor.datatype is Datatype.BYTES for tensor in engine.model.inputs)
+        self._only_rows = (
+            self._inline_limits == [0]
+            and engine.model.inputs[0].shape[:1] == (DYNAMIC,)
+            and not self._has_texts
+        )
+        """A request chooses the rows of one input, and nothing else: the usual case, checked the fastest."""
+        parallel = 1 if engine.cost.inline else threads
+        affordable = int(MAX_QUEUE_S * parallel / max(engine.cost.seconds, 1e-6))
         self._capacity = most_waiting or min(max(affordable, MIN_CAPACITY), MAX_CAPACITY)
         self._waiting: deque[QueuedRequest] = deque()
         self._scheduled = False
@@ -99,32 +117,68 @@ class BatchQueue:
             self._scheduled = True
             self._loop.call_soon(self._run_waiting)
 
+    def close(self) -> None:
+        """End the process of the model, if it has one; what still runs there fails."""
+        self.engine.close()
+
     def _run_waiting(self) -> None:
         self._scheduled = False
-        if self.engine.cost.inline:
-            while self._waiting:
-                batch = self._next()
-                self._done(batch, *_attempt(self.engine, batch))
-        else:
-            while self._waiting and self._free_threads:
+        while batch := self._next():
+            if self._inline_rows and self._is_quick(batch):
+                self._run_inline(batch)
+            elif self._free_threads:
                 self._free_threads -= 1
-                batch = self._next()
-                future = self._pool.submit(_attempt, self.engine, batch)
+                future = self._pool.submit(_attempt, self.engine, batch, LONGEST_S)
                 future.add_done_callback(partial(self._returned, batch))
+            else:
+                self._waiting.extendleft(reversed(batch))
+                return
+
+    def _run_inline(self, batch: Batch) -> None:
+        began = time.perf_counter()
+        results, errors = _attempt(self.engine, batch, QUICK_S)
+        if time.perf_counter() - began > MAX_INLINE_S:
+            self._inline_rows = 0
+            _log.warning(
+                "%s@%s blocked the event loop and runs in threads from now on",
+                self.model.name,
+                self.model.version,
+            )
+        self._done(batch, results, errors)
+
+    def _is_quick(self, batch: Batch) -> bool:
+        """Return whether a batch is no larger than what was measured when the model was loaded.
+
+        Requests of a batch have the same row shapes, and together no more rows than were measured.
+        """
+        rows = self._inline_rows
+        if self._only_rows:
+            return len(batch[0].inputs[0]) <= rows
+        for array, most in zip(batch[0].inputs, self._inline_limits, strict=True):
+            if array.ndim and (len(array) > rows or (most and array.size > most * len(array))):
+                return False
+        return not self._has_texts or sum(map(_characters, batch)) <= INLINE_CHARACTERS
 
     def _next(self) -> Batch:
-        """Return requests from the front that may share a run: within the row limit and of equal row shapes."""
+        """Return requests from the front that may share a run: within the row limit and of equal row shapes.
+
+        Those of clients that have gone are dropped.
+        """
         waiting, most = self._waiting, self.engine.cost.rows
-        if most == 1:
-            return [waiting.popleft()]
+        while waiting and waiting[0].cancelled:
+            waiting.popleft()
+        if most == 1 or not waiting:
+            return [waiting.popleft()] if waiting else []
         first = waiting[0]
         taken, rows, row_shapes = 1, len(first.inputs[0]), _row_shapes(first)
         for request in islice(waiting, 1, most):
-            rows += len(request.inputs[0])
-            if rows > most or _row_shapes(request) != row_shapes:
-                break
+            if not request.cancelled:
+                rows += len(request.inputs[0])
+                if rows > most or _row_shapes(request) != row_shapes:
+                    break
             taken += 1
-        return [waiting.popleft() for _ in range(taken)]
+        batch = [waiting.popleft() for _ in range(taken)]
+        return [request for request in batch if not request.cancelled]
 
     def _returned(self, batch: Batch, future: Any) -> None:
         """Pass the result of a thread to the event loop, unless the loop has ended."""
@@ -154,10 +208,24 @@ def _row_shapes(request: QueuedRequest) -> list[tuple[int, ...]]:
     return [array.shape[1:] for array in request.inputs]
 
 
-def _attempt(engine: ModelEngine, batch: Batch) -> tuple[list[Result], dict[int, FalajError]]:
+def _inline_limit(tensor: Tensor) -> int:
+    """Return how many values a row may have on the event loop; 0 if the model fixes them."""
+    if DYNAMIC not in tensor.shape[1:]:
+        return 0
+    return prod(DYNAMIC_SIZE if size == DYNAMIC else size for size in tensor.shape[1:])
+
+
+def _characters(request: QueuedRequest) -> int:
+    texts = (array for array in request.inputs if array.dtype == object)
+    return sum(len(text) for array in texts for text in array.ravel().tolist())
+
+
+def _attempt(engine: ModelEngine, batch: Batch, limit_s: float) -> tuple[list[Result], dict[int, FalajError]]:
     """Run a batch and encode its responses; if it fails, run each request alone to isolate the failure."""
     try:
-        return [_run(engine, batch)], {}
+        return [_run(engine, batch, limit_s)], {}
+    except Unavailable as error:  # alone they would take as long again
+        return [], dict.fromkeys(range(len(batch)), error)
     except Exception as error:
         if len(batch) == 1:
             return [], {0: _explained(engine, error)}
@@ -165,23 +233,22 @@ def _attempt(engine: ModelEngine, batch: Batch) -> tuple[list[Result], dict[int,
     errors: dict[int, FalajError] = {}
     for number, request in enumerate(batch):
         try:
-            results.append(_run(engine, [request]))
+            results.append(_run(engine, [request], limit_s))
         except Exception as error:
             errors[number] = _explained(engine, error)
     return results, errors
 
 
-def _run(engine: ModelEngine, batch: Batch) -> Result:
+def _run(engine: ModelEngine, batch: Batch, limit_s: float) -> Result:
     if len(batch) == 1:
         request = batch[0]
         inputs = list(request.inputs)
-        outputs = [] if request.cancelled else engine.run(inputs)
-        if not request.cancelled:
-            request.render(outputs)
+        outputs = engine.run(inputs, limit_s=limit_s)
+        request.render(outputs)
         return inputs, outputs
     columns = zip(*(request.inputs for request in batch), strict=True)
     inputs = [np.concatenate(column) for column in columns]
-    outputs = engine.run(inputs)
+    outputs = engine.run(inputs, limit_s=limit_s)
     at = 0
     for request in batch:
         end = at + len(request.inputs[0])

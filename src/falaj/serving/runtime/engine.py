@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import threading
 import time
@@ -13,7 +12,7 @@ from typing import Any, Protocol
 import numpy.typing as npt
 import onnxruntime as ort
 
-from falaj.errors import Damaged, InvalidInput, NotFound, Unavailable
+from falaj.errors import InvalidInput, TooLarge, Unavailable
 from falaj.records.serving import DYNAMIC, Datatype, ServedFile, ServedModel, Tensor
 from falaj.serving.runtime.probe import RunCost, measure
 
@@ -44,10 +43,18 @@ DATATYPES = {
 
 LONGEST_S = 60.0
 TRIAL_S = 10.0
-QUICK_S = 2.0
-"""Time limits of a run: of any model, of a trial, and of a fast model, which blocks the event loop."""
+QUICK_S = 0.5
+"""Time limits of a run: of any model, of a trial, and on the event loop, which it blocks."""
 
-WATCH_INTERVAL_S = 0.25
+MODEL_MEMORY_BYTES = 2**30
+"""Memory of runs, unless `serving.model_memory` says otherwise."""
+MAX_OUTPUT_BYTES = 64 * 2**20
+"""Bytes of all outputs of a run."""
+
+WATCH_INTERVAL_S = 0.1
+
+_OUT_OF_MEMORY = ("bfc_arena", "bad allocation", "bad_alloc", "allocate memory", "Unable to allocate")
+"""How ONNX Runtime and NumPy say that memory is missing."""
 
 _log = logging.getLogger(__name__)
 
@@ -65,6 +72,8 @@ class Watchdog:
         if self._thread is None:
             self._start()
         options = ort.RunOptions()
+        if limit_s > QUICK_S:  # what a large run has grown the arena by is given back
+            options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
         self._running[id(options)] = until, _ = time.monotonic() + limit_s, options
         try:
             outputs: list[Array] = session.run(None, feed, options)
@@ -101,32 +110,45 @@ class ModelEngine(Protocol):
     def model(self) -> ServedModel: ...
     @property
     def cost(self) -> RunCost: ...
-    def run(self, inputs: Sequence[Array]) -> list[Array]: ...
+    @property
+    def in_process(self) -> bool:
+        """Return whether it runs in the server's process, and so in its thread pool."""
+        ...
+
+    def run(self, inputs: Sequence[Array], *, limit_s: float = LONGEST_S) -> list[Array]: ...
+    def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class OnnxEngine:
-    """An ONNX model in a session of its own."""
+    """An ONNX model in a session of this process."""
 
     model: ServedModel
     cost: RunCost
     session: ort.InferenceSession
     names: tuple[str, ...]
 
-    def run(self, inputs: Sequence[Array]) -> list[Array]:
+    @property
+    def in_process(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        return None
+
+    def run(self, inputs: Sequence[Array], *, limit_s: float = LONGEST_S) -> list[Array]:
         """Return the outputs for `inputs`, both in the model's order."""
         feed: Mapping[str, Array] = dict(zip(self.names, inputs, strict=True))
-        return WATCHDOG.run(self.session, feed, limit_s=QUICK_S if self.cost.inline else LONGEST_S)
+        try:
+            outputs = WATCHDOG.run(self.session, feed, limit_s=limit_s)
+        except Exception as error:
+            raise _explained(error) from None
+        require_small_outputs(outputs)
+        return outputs
 
 
-def load(file: ServedFile) -> OnnxEngine:
-    """Read, verify, open and probe a model file. Slow: call it in a thread."""
-    return open_model(file, _verified_bytes(file))
-
-
-def open_model(file: ServedFile, content: bytes) -> OnnxEngine:
-    """Open and probe a model from its verified bytes, which are never written to disk in clear."""
-    session = _open(file, content)
+def open_session(file: ServedFile, content: bytes, *, memory_bytes: int, is_bounded: bool) -> OnnxEngine:
+    """Open and probe a model in this process. `is_bounded`: its work follows from the shapes of its inputs."""
+    session = _open(file, content, memory_bytes)
     model = ServedModel(
         name=file.model,
         version=file.version,
@@ -139,37 +161,69 @@ def open_model(file: ServedFile, content: bytes) -> OnnxEngine:
     def trial(inputs: Sequence[Array]) -> list[Array]:
         return WATCHDOG.run(session, dict(zip(names, inputs, strict=True)), limit_s=TRIAL_S)
 
-    cost = measure(model, trial)
+    cost = measure(model, trial, is_bounded=is_bounded)
     _log.info("loaded %s@%s: %s", file.model, file.version, cost)
     return OnnxEngine(model, cost, session, names)
 
 
-def _verified_bytes(file: ServedFile) -> bytes:
-    """Read and verify the bytes of a file once, so that the hashed bytes are those that run."""
-    if file.path is None:
-        raise NotFound(f"{file.model}@{file.version} has no file")
-    try:
-        content = file.path.read_bytes()
-    except OSError as error:
-        raise NotFound(f"the file of {file.model}@{file.version} cannot be read: {error.strerror}") from None
-    if file.sha256 is not None and hashlib.sha256(content).hexdigest() != file.sha256:
-        raise Damaged(f"the file of {file.model}@{file.version} differs from the registered one: wrong hash")
-    return content
+def require_small_outputs(outputs: Sequence[Array]) -> None:
+    size = sum(array.nbytes for array in outputs)
+    if size > MAX_OUTPUT_BYTES:
+        raise TooLarge.at("outputs", given=f"{size} bytes", allowed=f"at most {MAX_OUTPUT_BYTES} bytes")
 
 
-def _open(file: ServedFile, content: bytes) -> ort.InferenceSession:
+def _explained(error: Exception) -> Exception:
+    """Return TooLarge if memory was missing, else the error itself."""
+    if isinstance(error, MemoryError) or any(words in str(error) for words in _OUT_OF_MEMORY):
+        return TooLarge("these values need more memory than a run may use (serving.model_memory)")
+    return error
+
+
+def _open(file: ServedFile, content: bytes, memory_bytes: int) -> ort.InferenceSession:
+    _SHARED_ARENA.create(memory_bytes)
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1  # requests run in parallel; a model on all cores would make them queue
     options.inter_op_num_threads = 1
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", NOWHERE)
-    options.log_severity_level = 3
+    options.add_session_config_entry("session.load_model_format", "ONNX")  # a file can be of two formats
+    options.add_session_config_entry("session.use_env_allocators", "1")
+    options.add_session_config_entry("session.use_device_allocator_for_initializers", "1")
+    options.log_severity_level = 4  # failures are raised; their text would fill the log
     try:
         return ort.InferenceSession(content, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime raises a dozen types that share no parent but this
         raise InvalidInput(
             f"{file.model}@{file.version} is not an ONNX model that can be opened: {error}"
         ) from error
+
+
+class _SharedArena:
+    """The memory of all runs of a process: one arena with a limit, which large runs shrink again. Weights are apart."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._is_created = False
+
+    def create(self, memory_bytes: int) -> None:
+        with self._lock:
+            if not self._is_created:
+                arena = ort.OrtArenaCfg(
+                    {
+                        "max_mem": memory_bytes,
+                        "arena_extend_strategy": 1,  # by what is needed, not by powers of two
+                        "initial_chunk_size_bytes": 2**20,
+                        "max_dead_bytes_per_chunk": 2**20,
+                    }
+                )
+                where = ort.OrtMemoryInfo(
+                    "Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT
+                )
+                ort.create_and_register_allocator(where, arena)
+                self._is_created = True
+
+
+_SHARED_ARENA = _SharedArena()
 
 
 def _tensor(file: ServedFile, node: ort.NodeArg) -> Tensor:

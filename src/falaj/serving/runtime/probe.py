@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,36 +20,55 @@ MOST_ROWS = 32
 """Largest batch: beyond this a small model gains little, and every request waits for the last row."""
 INLINE_S = 0.0005
 """A longer run would block the event loop and goes to a thread."""
+INLINE_OUTPUTS = 16_384
+"""So does one with more values in its outputs: encoding them would take as long."""
 BATCHING_GAIN = 0.75
 """Rows share a run in a thread only if it takes at most this share of separate runs."""
 DYNAMIC_SIZE = 4
 """Size of dynamic dimensions after the first in a trial."""
+ANY_ROWS = 2**62
+"""Stands for the first dimension of a model that fixes it."""
 TRIALS = 5
 MAX_TRIAL_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
 class RunCost:
-    """Seconds of one run, its largest batch (1: no batching), and whether it runs on the event loop."""
+    """Seconds of one run, and its largest batch: 1 means no batching."""
 
     seconds: float
     rows: int
-    inline: bool
+    inline_rows: int
+    """Rows of the largest batch that runs on the event loop; 0: none does."""
+
+    @property
+    def inline(self) -> bool:
+        return self.inline_rows > 0
 
 
-def measure(model: ServedModel, run: Run) -> RunCost:
-    """Measure the cost of `model`. One that fails on synthetic values runs unbatched and in a thread."""
+def measure(model: ServedModel, run: Run, *, is_bounded: bool) -> RunCost:
+    """Measure the cost of `model`. One that fails on synthetic values runs unbatched and in a thread.
+
+    What was measured holds for other values only if the model `is_bounded`; any other never runs on the event loop.
+    """
     try:
-        single = _seconds(run, _sample(model, rows=1))
+        single = _measured(run, _sample(model, rows=1))
         shares = _has_rows(model) and _rows_are_independent(model, run)
-        if not shares:
-            return RunCost(single, rows=1, inline=single <= INLINE_S)
-        full = _seconds(run, _sample(model, rows=MOST_ROWS))
+        full = _measured(run, _sample(model, rows=MOST_ROWS)) if _chooses_rows(model) else single
     except Exception:  # the engine may raise anything on synthetic values
-        return RunCost(INLINE_S, rows=1, inline=False)
-    if full <= INLINE_S:
-        return RunCost(single, rows=MOST_ROWS, inline=True)
-    return RunCost(single, rows=MOST_ROWS if full <= BATCHING_GAIN * MOST_ROWS * single else 1, inline=False)
+        return RunCost(INLINE_S, rows=1, inline_rows=0)
+    inline_rows = 0
+    if is_bounded and full.is_quick:
+        inline_rows = MOST_ROWS if _chooses_rows(model) else ANY_ROWS
+    elif is_bounded and single.is_quick and not shares:
+        inline_rows = 1
+    pays = inline_rows or full.seconds <= BATCHING_GAIN * MOST_ROWS * single.seconds
+    return RunCost(single.seconds, rows=MOST_ROWS if shares and pays else 1, inline_rows=inline_rows)
+
+
+def _chooses_rows(model: ServedModel) -> bool:
+    """Return whether a request chooses the first dimension of an input."""
+    return any(tensor.shape[:1] == (DYNAMIC,) for tensor in model.inputs)
 
 
 def _has_rows(model: ServedModel) -> bool:
@@ -78,9 +97,18 @@ def _alike(one: Array, other: Array) -> bool:
     return bool((one == other).all())
 
 
-def _seconds(run: Run, inputs: Sequence[Array]) -> float:
-    """Return the fastest of a few runs after a warm-up."""
-    run(inputs)
+class _Measured(NamedTuple):
+    seconds: float
+    outputs: int
+
+    @property
+    def is_quick(self) -> bool:
+        return self.seconds <= INLINE_S and self.outputs <= INLINE_OUTPUTS
+
+
+def _measured(run: Run, inputs: Sequence[Array]) -> _Measured:
+    """Return the fastest of a few runs after a warm-up, and the number of values in its outputs."""
+    outputs = sum(np.size(array) for array in run(inputs))
     best = float("inf")
     until = time.perf_counter() + MAX_TRIAL_S
     for _ in range(TRIALS):
@@ -90,7 +118,7 @@ def _seconds(run: Run, inputs: Sequence[Array]) -> float:
         best = min(best, ended - began)
         if ended > until:
             break
-    return best
+    return _Measured(best, outputs)
 
 
 def _sample(model: ServedModel, *, rows: int) -> list[Array]:

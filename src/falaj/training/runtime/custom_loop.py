@@ -33,6 +33,7 @@ from falaj.training.runtime.parallel.tensor_plan import TensorPlan
 from falaj.training.runtime.planning.numerics import apply_numerics
 from falaj.training.runtime.planning.plan import CompileMode, Plan, Precision, plan_from
 from falaj.training.runtime.planning.selection import select_plan
+from falaj.training.runtime.step.calling import Loss
 from falaj.training.runtime.step.cuda_graph import CudaGraphStep, list_tensors
 from falaj.training.runtime.step.engine import (
     StepEngine,
@@ -45,7 +46,6 @@ from falaj.training.runtime.step.model_checks import require_trainable
 from falaj.training.runtime.step.non_persistent_buffers import restore_buffers
 from falaj.training.runtime.step.optimizers import OptimizerChoice
 from falaj.training.runtime.step.out_of_memory import can_split_locally
-from falaj.training.runtime.step.step import Loss
 
 DEFAULT_STEPS = 1000
 

@@ -14,6 +14,7 @@ TrainingError               training.failed
 ├── CheckpointFailed        checkpoint.failed     the run could not be saved
 ├── CertificateInvalid      certificate.false     a certificate does not hold
 └── AgentLost               agent.lost            the agent beside the runtime does not answer
+    └── AgentRefused        agent.refused         the platform does not know this attempt, or it is over
 """
 
 from __future__ import annotations
@@ -140,3 +141,9 @@ class AgentLost(TrainingError):
     """The agent of the platform, through which a job records its run, does not answer."""
 
     code = "agent.lost"
+
+
+class AgentRefused(AgentLost):
+    """The platform does not accept this process as one of a running attempt, and will not later."""
+
+    code = "agent.refused"

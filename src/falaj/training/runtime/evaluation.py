@@ -12,7 +12,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from falaj.training.runtime.data.sources import Data, SampleSource, is_table, open_data, to_device
+from falaj.training.runtime.data.arrays import is_array
+from falaj.training.runtime.data.sources import (
+    Data,
+    SampleSource,
+    is_sampled,
+    is_table,
+    open_data,
+    to_device,
+)
 from falaj.training.runtime.errors import InvalidTraining, TrainingFault
 from falaj.training.runtime.step.modes import preserved_modes
 from falaj.training.runtime.step.out_of_memory import is_out_of_memory
@@ -101,8 +109,9 @@ def require_score(given: object) -> float:
 
 def evaluate_faults(given: object) -> list[TrainingFault]:
     """Return the faults of the option `evaluate` that can be found without opening the data."""
-    has_samples = hasattr(given, "__len__") and hasattr(given, "__getitem__")
-    if given is None or callable(given) or is_table(given) or isinstance(given, Tensor) or has_samples:
+    if given is None or callable(given) or is_table(given) or isinstance(given, Tensor) or is_array(given):
+        return []
+    if is_sampled(given):
         return []
     if hasattr(given, "read") and hasattr(given, "__len__"):  # opened before
         return []

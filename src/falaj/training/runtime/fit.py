@@ -2,8 +2,7 @@
 
     fj.fit(model, torch.nn.functional.mse_loss, (inputs, targets), epochs=10)
 
-`data` is tensors (a tuple is inputs…, target), a map-style dataset, or a table: a pyarrow table, or the path of Parquet
-files as in `fj.job.inputs`. options.py documents every option.
+options.py documents every option.
 """
 
 from __future__ import annotations
@@ -26,6 +25,7 @@ from falaj.training.runtime.checkpointing.storage.folder import CheckpointFolder
 from falaj.training.runtime.checkpointing.storage.store import CheckpointStore
 from falaj.training.runtime.data.dataloading.start_method import require_not_in_worker
 from falaj.training.runtime.data.sources import Data, SampleSource, open_data
+from falaj.training.runtime.data.torch_loaders import loader_options
 from falaj.training.runtime.errors import InvalidTraining, TrainingFault
 from falaj.training.runtime.evaluation import Better, Evaluate
 from falaj.training.runtime.loop import FitResult, prepare, train
@@ -37,6 +37,7 @@ from falaj.training.runtime.options import (
     ProfileChoice,
     Tune,
     WorkerCount,
+    option_text,
 )
 from falaj.training.runtime.parallel.agreement import require_same_arguments
 from falaj.training.runtime.parallel.auto import resolve_layout
@@ -47,9 +48,9 @@ from falaj.training.runtime.planning.numerics import apply_numerics
 from falaj.training.runtime.planning.plan import CompileMode, Plan, Precision
 from falaj.training.runtime.planning.selection import select_plan
 from falaj.training.runtime.step.allocator import retained_heap
+from falaj.training.runtime.step.calling import Loss
 from falaj.training.runtime.step.model_checks import require_trainable
 from falaj.training.runtime.step.optimizers import OptimizerChoice, Schedule
-from falaj.training.runtime.step.step import Loss
 
 if TYPE_CHECKING:
     from falaj.training.runtime.checkpointing.checkpointer import Checkpointer
@@ -69,6 +70,7 @@ class FitKeywords(TypedDict, total=False):
     epochs: int | None
     batch_size: BatchSize
     drop_last: bool
+    shuffle: bool
     seed: int
     target: str | Sequence[str] | None
     inputs: Sequence[str] | None
@@ -100,10 +102,11 @@ class FitKeywords(TypedDict, total=False):
     callbacks: Sequence[Callback]
     profile: ProfileChoice
     tensorboard: str | Path | bool
+    progress: bool
 
 
 def with_option_signature(function: Callable[P, T]) -> Callable[P, T]:
-    """Return `function` with a signature that names every option and its default, for help() and inspect."""
+    """Return `function` with a signature and a docstring that have every option, for help() and inspect."""
     signature = inspect.signature(function)
     own = [each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
     options = [
@@ -113,6 +116,7 @@ def with_option_signature(function: Callable[P, T]) -> Callable[P, T]:
         for name, each in OPTIONS.items()
     ]
     function.__signature__ = signature.replace(parameters=[*own, *options])  # type: ignore[attr-defined]
+    function.__doc__ = f"{inspect.cleandoc(function.__doc__ or '')}\n\nOptions\n\n{option_text()}"
     return function
 
 
@@ -120,9 +124,18 @@ def with_option_signature(function: Callable[P, T]) -> Callable[P, T]:
 def fit(model: nn.Module, loss: Loss, data: Data, **options: Unpack[FitKeywords]) -> FitResult:
     """Train `model` in place for `steps` steps or `epochs` epochs in total, and resume the run in `run`.
 
-    `loss(model(inputs), target)` is the mean over a batch. docs/reference/fit.md lists the options.
+    `loss` is the mean over a batch: loss(output, target), or loss(output), a function of the whole output. None: the
+    model computes it, as those of Hugging Face do; its output has a `loss`.
+
+    `data` is tensors or NumPy arrays (a tuple is inputs…, target); a data frame of pandas or polars, a pyarrow table,
+    or a path of Parquet or Arrow files, with `target` for its column; a map-style dataset; or a DataLoader, which
+    states batch_size, shuffle, drop_last, workers and collate_fn.
+
+    A batch that is a tuple is model(inputs…) and the target of the loss. A dict is passed as keywords, if `forward` has
+    parameters of these names; `target` names the value that is the target of the loss.
     """
-    chosen = FitOptions.from_keywords(**options)
+    given: FitKeywords = {**loader_options(data), **options}  # type: ignore[typeddict-item]
+    chosen = FitOptions.from_keywords(**given)
     require_trainable(model, loss)
     source = open_data(data, inputs=chosen.data.inputs, target=chosen.data.target)
     if is_dry_run():

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import nn
 
-from falaj.training.runtime.agent.agents import Agent
+from falaj.training.runtime.agent.agents import Agent, FolderAgent
 from falaj.training.runtime.agent.heartbeat import rank_heartbeat
 from falaj.training.runtime.callbacks import Callbacks
 from falaj.training.runtime.checkpointing.certificate import Certificate, issue_certificate, output_folder
@@ -26,12 +27,14 @@ from falaj.training.runtime.parallel.layout import parallel_layout
 from falaj.training.runtime.parallel.process_group import ProcessGroup
 from falaj.training.runtime.planning.plan import Plan
 from falaj.training.runtime.profiling.bottleneck import BottleneckReport
+from falaj.training.runtime.reporting.progress import ProgressDisplay
 from falaj.training.runtime.reporting.report import TrainingReport
 from falaj.training.runtime.reporting.report_builder import ReportBuilder
 from falaj.training.runtime.reporting.throughput import StepClock
+from falaj.training.runtime.step.calling import Loss
 from falaj.training.runtime.step.engine import StepEngine, make_engine
 from falaj.training.runtime.step.model_checks import memory_limit_warning
-from falaj.training.runtime.step.step import Loss, Step
+from falaj.training.runtime.step.step import Step
 
 if TYPE_CHECKING:
     from falaj.training.runtime.checkpointing.checkpointer import Checkpointer
@@ -39,7 +42,7 @@ if TYPE_CHECKING:
 StopReason = Literal["done", "patience", "asked"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class FitResult:
     """The result of a call of `fit`. Losses, speed and goodput are of this call, not of the calls that it resumed."""
 
@@ -67,6 +70,26 @@ class FitResult:
     """Model FLOPs utilization: the share of the hardware's peak FLOP/s; None where it was not counted."""
     profile: BottleneckReport | None = None
     """Where the time of a step went, if `profile` was given."""
+
+    def __repr__(self) -> str:
+        """Return a short description; `losses` has one number per step."""
+        return f"<FitResult: {', '.join(f'{name} {value}' for name, value in self._shown())}>"
+
+    def _repr_html_(self) -> str:
+        """Return a table for notebooks."""
+        rows = "".join(f"<tr><th>{escape(n)}</th><td>{escape(v)}</td></tr>" for n, v in self._shown())
+        return f"<table><caption>FitResult</caption><tbody>{rows}</tbody></table>"
+
+    def _shown(self) -> list[tuple[str, str]]:
+        shown = [("step", f"{self.step:,}")]
+        if self.resumed_from:
+            shown.append(("resumed from", f"{self.resumed_from:,}"))
+        if self.losses:
+            shown.append(("loss", f"{self.losses[0]:.4g} → {self.losses[-1]:.4g}"))
+        if self.best is not None:
+            shown.append(("best", f"{self.best.score:.4g} at step {self.best.step:,}"))
+        shown += [("samples/s", f"{self.samples_per_second:,.0f}"), ("plan", self.plan.summary)]
+        return [*shown, ("stopped", self.stopped)]
 
 
 @dataclass
@@ -140,9 +163,14 @@ def prepare(
 ) -> TrainingRun:
     """Build the parts of a run, and restore the newest checkpoint if there is one."""
     clock = StepClock()
-    batching, notify = options.batching, agent.notify if agent else print
+    batching = options.batching
+    notify: Callable[[str], None] = agent.notify if agent else print
     plan = make_batches(source, batching, chosen)
     total = total_steps(batching, plan)
+    progress = None
+    if options.reporting.progress and world.is_leader and isinstance(agent, FolderAgent | None):
+        progress = ProgressDisplay(total)  # there is no platform that shows it
+        notify = progress.around(notify)
     warn_of_limit(model, options, world, notify)
     parts = model, loss, source, options, chosen
     report_builder = ReportBuilder(*parts, agent, world, plan=plan, total=total)
@@ -159,7 +187,9 @@ def prepare(
             saver.flush()  # before any loss is reported: a run that started again would have others
     apply_position(done, engine, evaluation)
     engine.prepare(chosen)
-    report = report_builder.report(engine, saver, clock, done)
+    if progress is not None:
+        progress.resume(done.step)
+    report = report_builder.report(engine, saver, clock, done, progress=progress)
     resume_history = ResumeHistory(done, layout=layout, is_exact=options.parallelism.exact, notify=notify)
     if agent is not None:
         goes_on = bool(found) and not is_over(done, total, evaluation, notify)
@@ -202,7 +232,7 @@ def make_batches(source: SampleSource, batching: BatchOptions, chosen: Plan) -> 
     """Return the batch plan of the run."""
     size = batching.batch_size
     size = chosen.batch_size or INITIAL_BATCH_SIZE if size == "auto" else size
-    return BatchPlan(len(source), size, batching.seed, batching.drop_last)
+    return BatchPlan(len(source), size, batching.seed, batching.drop_last, batching.shuffle)
 
 
 def total_steps(batching: BatchOptions, plan: BatchPlan) -> int:

@@ -6,7 +6,9 @@ same arguments, and the reference page are derived from it.
 
 from __future__ import annotations
 
+import inspect
 import os
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields, replace
 from datetime import timedelta
@@ -20,7 +22,7 @@ from falaj.training.runtime.agent.agents import Agent, run_faults
 from falaj.training.runtime.agent.job import job
 from falaj.training.runtime.callbacks import Callback, callback_faults
 from falaj.training.runtime.checkpointing.storage.store import MAX_KEPT
-from falaj.training.runtime.data.sources import Data, is_table, open_data
+from falaj.training.runtime.data.sources import Data, is_named_data, is_table, open_data
 from falaj.training.runtime.errors import InvalidTraining, TrainingFault
 from falaj.training.runtime.evaluation import Better, Evaluate, evaluate_faults
 from falaj.training.runtime.option_checks import (
@@ -47,6 +49,7 @@ EXACT_MICRO_BATCHES = 8
 INITIAL_BATCH_SIZE = 32
 """The batch size of a run with `batch_size="auto"` that is not searched, and the first one that a search tries."""
 PROFILED_STEPS = 20
+TEXT_WIDTH = 110
 NVTX_VARIABLE = "FALAJ_NVTX"
 """Set in the environment by the launcher when it runs a rank under Nsight Systems."""
 
@@ -103,6 +106,15 @@ class BatchOptions:
             agreed=True,
         ),
     )
+    shuffle: bool = field(
+        default=True,
+        metadata=about(
+            "Shuffle the samples in each epoch, by the seed; False keeps the order of the data.",
+            example="shuffle=False",
+            recorded=True,
+            agreed=True,
+        ),
+    )
     seed: int = field(
         default=0,
         metadata=about(
@@ -122,7 +134,7 @@ class BatchOptions:
             faults += [] if value is None else whole_number_faults(name, value)
         if whole_number_faults("seed", self.seed, at_least=0) or self.seed >= 1 << 63:
             faults.append(TrainingFault("seed", self.seed, "a whole number from 0 to 2**63 - 1"))
-        return faults + flag_faults("drop_last", self.drop_last)
+        return faults + flag_faults("drop_last", self.drop_last) + flag_faults("shuffle", self.shuffle)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,11 +144,11 @@ class DataOptions:
     target: str | Sequence[str] | None = field(
         default=None,
         metadata=about(
-            "Columns of a table to predict; the other columns, or `inputs`, are the model's input."
+            "Columns of a table, or values of a dict, to predict; the others, or `inputs`, are the model's input."
         ),
     )
     inputs: Sequence[str] | None = field(
-        default=None, metadata=about("Columns of a table that are the model's input.")
+        default=None, metadata=about("Columns of a table, or values of a dict, that are the model's input.")
     )
     workers: WorkerCount = field(
         default="auto",
@@ -455,8 +467,17 @@ class ReportingOptions:
         ),
     )
 
+    progress: bool = field(
+        default=True,
+        metadata=about(
+            "Without a platform, show the progress: a bar on a terminal, a line every ten seconds elsewhere.",
+            example="progress=False",
+        ),
+    )
+
     def faults(self) -> list[TrainingFault]:
         profile, faults = self.profile, callback_faults(self.callbacks) + run_faults(self.run)
+        faults += flag_faults("progress", self.progress)
         if profile == "nvtx" and not has_nvtx():
             given = "nvtx, with a torch that was built without CUDA"
             faults.append(TrainingFault("profile", given, "nvtx with CUDA; True anywhere"))
@@ -507,12 +528,13 @@ class FitOptions:
 
     @classmethod
     def from_keywords(cls, **given: Any) -> Self:
-        """Return the options for keywords of `fit`. Unknown names are refused; a table to evaluate is opened."""
+        """Return the options for keywords of `fit`. Unknown names are refused; data to evaluate is opened."""
         if unknown := [name for name in given if name not in OPTIONS]:
             faults = [_unknown_option(name) for name in unknown]
             raise InvalidTraining("fit has no such option", faults=faults)
-        if is_table(given.get("evaluate")):  # it has the columns of the training data
-            columns = {name: given.get(name) for name in ("inputs", "target")}
+        columns = {name: given.get(name) for name in ("inputs", "target")}
+        evaluate, is_named = given.get("evaluate"), any(value is not None for value in columns.values())
+        if is_table(evaluate) or (is_named and is_named_data(evaluate)):  # as the training data
             given["evaluate"] = open_data(cast(Data, given["evaluate"]), where="evaluate", **columns)
         groups = {
             name: group(**{each.name: given[each.name] for each in fields(group) if each.name in given})
@@ -581,10 +603,22 @@ def fit_options() -> list[OptionRow]:
     ]
 
 
+def option_text() -> str:
+    """Return all options of `fit` with their defaults for `help`, in their groups."""
+    lines = []
+    for group in GROUPS.values():
+        lines += ["", f"{(inspect.getdoc(group) or '').split('. ')[0].rstrip('.')}:"]
+        for each in fields(group):
+            text = f"{each.name} = {_shown(each.default)}: {each.metadata['doc']}"
+            lines += textwrap.wrap(text, TEXT_WIDTH, initial_indent="    ", subsequent_indent="        ")
+    return "\n".join(lines).strip()
+
+
 def recorded_options(options: FitOptions) -> Iterator[tuple[str, Any]]:
-    """Yield the options that become parameters of the run; None and False are left out."""
+    """Yield the options that become parameters of the run; None, and flags as they are by default, are left out."""
     for name, value in options.values().items():
-        if OPTIONS[name].metadata["recorded"] and value is not None and value is not False:
+        is_default_flag = isinstance(value, bool) and value is OPTIONS[name].default
+        if OPTIONS[name].metadata["recorded"] and value is not None and not is_default_flag:
             yield name, value
 
 

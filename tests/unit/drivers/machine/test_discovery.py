@@ -30,7 +30,7 @@ def node(name: str, root: Path) -> Node:
 # ------------------------------------------------------------------------------------------- a DGX-class node
 
 
-def test_a_dgx_is_described_whole(tmp_path: Path) -> None:
+def test_a_dgx_is_described_completely(tmp_path: Path) -> None:
     facts = found("dgx-h200", tmp_path)
 
     assert (facts.cpus, facts.sockets, facts.numa_nodes) == (224, 2, 2)
@@ -45,24 +45,26 @@ def test_a_dgx_is_described_whole(tmp_path: Path) -> None:
     assert facts.gpu_fault == ""
 
 
-def test_cards_behind_nvswitches_are_one_island(tmp_path: Path) -> None:
+def test_gpus_behind_nvswitches_are_one_island(tmp_path: Path) -> None:
     assert {gpu.island for gpu in found("dgx-h200", tmp_path).gpus} == {0}
 
 
-def test_cards_behind_nvswitches_are_one_island_even_if_the_driver_does_not_say_who_reaches_whom() -> None:
-    told = recording("dgx-h200")["nvml"]
-    told["calls"] = {call: answer for call, answer in told["calls"].items() if "P2PStatus" not in call}
+def test_gpus_behind_nvswitches_are_one_island_even_without_peer_information() -> None:
+    recorded = recording("dgx-h200")["nvml"]
+    recorded["calls"] = {
+        call: answer for call, answer in recorded["calls"].items() if "P2PStatus" not in call
+    }
 
-    cards = find_cards(load=lambda: ReplayedNvml(told)).cards
+    cards = find_cards(load=lambda: ReplayedNvml(recorded)).cards
 
     assert {card.island for card in cards} == {0}
 
 
-def test_a_card_that_the_driver_keeps_apart_is_apart_whatever_its_links() -> None:
-    told = recording("dgx-h200")["nvml"]
-    refused = {call: 5 for call in told["calls"] if "P2PStatus" in call and "gpu7" in call}
+def test_a_gpu_that_the_driver_isolates_is_in_no_island_whatever_its_links() -> None:
+    recorded = recording("dgx-h200")["nvml"]
+    refused = {call: 5 for call in recorded["calls"] if "P2PStatus" in call and "gpu7" in call}
 
-    cards = find_cards(load=lambda: ReplayedNvml(told | {"calls": told["calls"] | refused})).cards
+    cards = find_cards(load=lambda: ReplayedNvml(recorded | {"calls": recorded["calls"] | refused})).cards
 
     assert [card.island for card in cards] == [0] * 7 + [1]
 
@@ -98,7 +100,7 @@ def test_a_node_has_the_pool_and_the_labels_of_its_configuration_and_of_its_hard
     assert not made.shares
 
 
-def test_a_real_h200_answers_as_it_did(tmp_path: Path) -> None:
+def test_a_recorded_h200_is_described(tmp_path: Path) -> None:
     (card,) = found("h200", tmp_path).cards
 
     assert (card.model, card.memory_bytes) == ("NVIDIA H200", 150_754_820_096)
@@ -110,7 +112,7 @@ def test_a_real_h200_answers_as_it_did(tmp_path: Path) -> None:
 # ----------------------------------------------------------------------------------------------------- slices
 
 
-def test_slices_are_handed_out_beside_whole_cards_and_a_cut_card_is_not(tmp_path: Path) -> None:
+def test_mig_slices_are_offered_beside_whole_gpus_and_a_partitioned_gpu_is_not(tmp_path: Path) -> None:
     facts = found("h200-mig", tmp_path)
 
     profiles = [gpu.profile for gpu in facts.gpus]
@@ -121,7 +123,7 @@ def test_slices_are_handed_out_beside_whole_cards_and_a_cut_card_is_not(tmp_path
     assert facts.gpu_fault == "GPU 2 is in MIG mode and has no slices"
 
 
-def test_no_slice_is_joined_with_anything(tmp_path: Path) -> None:
+def test_mig_slices_share_no_island(tmp_path: Path) -> None:
     islands = [gpu.island for gpu in found("h200-mig", tmp_path).gpus]
 
     assert len(set(islands)) == len(islands)
@@ -130,7 +132,7 @@ def test_no_slice_is_joined_with_anything(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------------------------------------- islands
 
 
-def test_bridges_make_islands_whose_cards_stand_side_by_side(tmp_path: Path) -> None:
+def test_nvlink_bridges_make_islands_of_adjacent_gpus(tmp_path: Path) -> None:
     facts = found("two-islands", tmp_path)
 
     assert [(card.index, card.island) for card in facts.cards] == [(0, 0), (2, 0), (1, 1), (3, 1)]
@@ -142,7 +144,7 @@ def test_bridges_make_islands_whose_cards_stand_side_by_side(tmp_path: Path) -> 
 # ----------------------------------------------------------------------------------- none, and broken drivers
 
 
-def test_a_machine_without_cards_says_why(tmp_path: Path) -> None:
+def test_a_machine_without_gpus_reports_the_reason(tmp_path: Path) -> None:
     facts = found("no-gpu", tmp_path)
 
     assert (facts.gpus, facts.cards, facts.rdma) == ((), (), ())
@@ -150,14 +152,14 @@ def test_a_machine_without_cards_says_why(tmp_path: Path) -> None:
     assert node("no-gpu", tmp_path).fabric is None
 
 
-def test_broken_driver_hides_only_the_cards(tmp_path: Path) -> None:
+def test_broken_driver_hides_only_the_gpus(tmp_path: Path) -> None:
     facts = found("broken-driver", tmp_path)
 
     assert facts.gpu_fault == "NVML failed: Driver/library version mismatch"
     assert facts.cpus == 8
 
 
-def test_a_lost_card_is_left_out_and_a_taciturn_one_is_described_as_far_as_it_goes(tmp_path: Path) -> None:
+def test_a_lost_gpu_is_left_out_and_an_unresponsive_one_is_described_partially(tmp_path: Path) -> None:
     facts = found("half-broken", tmp_path)
 
     assert [card.model for card in facts.cards] == ["Tesla T4", "Tesla K80"]
@@ -173,14 +175,14 @@ def test_a_lost_card_is_left_out_and_a_taciturn_one_is_described_as_far_as_it_go
     assert [gpu.island for gpu in facts.gpus] == [0, 1]
 
 
-def test_a_card_without_memory_of_its_own_is_a_card_and_one_that_is_lost_is_none() -> None:
-    told = recording("h200")["nvml"]
+def test_a_gpu_without_its_own_memory_counts_and_a_lost_one_does_not() -> None:
+    recorded = recording("h200")["nvml"]
     call = "nvmlDeviceGetMemoryInfo(gpu0)"
 
-    told["calls"][call] = {"error": "Not Supported"}
-    shared = find_cards(load=ReplayedNvml(told).itself)
-    told["calls"][call] = {"error": "GPU is lost"}
-    lost = find_cards(load=ReplayedNvml(told).itself)
+    recorded["calls"][call] = {"error": "Not Supported"}
+    shared = find_cards(load=ReplayedNvml(recorded).itself)
+    recorded["calls"][call] = {"error": "GPU is lost"}
+    lost = find_cards(load=ReplayedNvml(recorded).itself)
 
     assert [card.memory_bytes for card in shared.cards] == [0]
     assert (lost.cards, lost.fault) == ((), "GPU 0: GPU is lost")
@@ -195,7 +197,7 @@ def test_a_session_with_nvml_is_closed_whatever_happens() -> None:
         assert nvml.sessions == 0
 
 
-def test_no_library_means_no_cards_and_the_reason() -> None:
+def test_no_library_means_no_gpus_and_a_reason() -> None:
     def absent() -> None:
         raise ModuleNotFoundError("No module named 'pynvml'")
 

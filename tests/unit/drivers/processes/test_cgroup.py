@@ -1,4 +1,4 @@
-"""The cgroup of an attempt: on a tree of plain files, and on real cgroups where this machine permits it."""
+"""The cgroup of an attempt, on a tree of plain files and on real cgroups where this machine permits it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OWN = "0::/system.slice/falaj.service\n"
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """A tree of files: falaj.service was delegated, and the platform runs in a cgroup of its own below it."""
+    """A tree of files: falaj.service was delegated, and the platform runs in its own cgroup below it."""
     path = tmp_path / "cgroup"
     for name in ("", "system.slice", "falaj.service", "platform"):
         path = path / name
@@ -47,7 +47,7 @@ def share(**values: int | None) -> CgroupLimits:
     return CgroupLimits(**(usual | values))  # type: ignore[arg-type]
 
 
-def test_only_a_delegated_cgroup_is_taken_whatever_else_we_may_write_to(tree: Path, tmp_path: Path) -> None:
+def test_only_a_delegated_cgroup_is_used_even_if_others_are_writable(tree: Path, tmp_path: Path) -> None:
     before = found(tmp_path)
     try:
         os.setxattr(tree, "user.delegate", b"1")
@@ -58,12 +58,12 @@ def test_only_a_delegated_cgroup_is_taken_whatever_else_we_may_write_to(tree: Pa
     assert found(tmp_path) == CgroupParent(tree, ALL)
 
 
-def test_cgroup_that_was_named_is_taken(tree: Path, tmp_path: Path) -> None:
+def test_configured_cgroup_is_used(tree: Path, tmp_path: Path) -> None:
     assert found(tmp_path, tree.parent) == CgroupParent(tree.parent, ALL)
     assert found(tmp_path, tmp_path / "none") is None
 
 
-def test_controllers_are_handed_on_as_far_as_there_are_any(tree: Path, tmp_path: Path) -> None:
+def test_available_controllers_are_delegated(tree: Path, tmp_path: Path) -> None:
     (tree / "cgroup.controllers").write_text("memory\n")
     (tree / "cgroup.subtree_control").write_text("")
 
@@ -101,7 +101,7 @@ def test_memory_limit_holds_for_the_whole_attempt_and_kills_one_rank(tmp_path: P
     assert settings(group, "rank-1") == {"memory.oom.group": "1"}
 
 
-def test_launcher_of_several_ranks_keeps_those_that_are_left_to_tell(tmp_path: Path) -> None:
+def test_rank_cgroups_are_made_only_for_several_ranks(tmp_path: Path) -> None:
     group = AttemptCgroup.named(CgroupParent(tmp_path, ALL), "job_1/1")
 
     group.make(share(ranks=1), ALL)
@@ -110,7 +110,7 @@ def test_launcher_of_several_ranks_keeps_those_that_are_left_to_tell(tmp_path: P
     assert settings(group, "rank-0") == {}
 
 
-def test_controllers_that_are_not_there_are_left_out(tmp_path: Path) -> None:
+def test_missing_controllers_are_left_out(tmp_path: Path) -> None:
     group = AttemptCgroup.named(CgroupParent(tmp_path, frozenset({"pids"})), "job_1/1")
 
     group.make(share(memory_bytes=None), frozenset({"pids"}))
@@ -122,24 +122,24 @@ def test_oom_kill_is_reported_by_rank(tmp_path: Path) -> None:
     group = AttemptCgroup.named(CgroupParent(tmp_path, ALL), "job_1/1")
     group.make(share(), ALL)
     for rank, kills in enumerate((0, 1)):
-        told = f"low 0\nhigh 0\nmax 7\noom {kills}\noom_kill {kills}\noom_group_kill {kills}\n"
-        (group.path / f"rank-{rank}" / "memory.events").write_text(told)
+        events = f"low 0\nhigh 0\nmax 7\noom {kills}\noom_kill {kills}\noom_group_kill {kills}\n"
+        (group.path / f"rank-{rank}" / "memory.events").write_text(events)
     (group.path / "pids.events").write_text("max 3\n")
 
     assert group.oom_killed() == [1]
     assert group.refused_tasks() == 3
 
 
-# -------------------------------------------------------------------------------------- for real, as far as it goes
+# ----------------------------------------------------------------------------------------------------- real cgroups
 
 
 @pytest.fixture
 def real() -> CgroupParent:
-    """A cgroup of this machine that was delegated to us, or that FALAJ_TEST_CGROUP names for these tests."""
+    """A delegated cgroup of this machine, or the one that FALAJ_TEST_CGROUP names."""
     named = os.environ.get("FALAJ_TEST_CGROUP")
     parent = find_parent(Path(named) if named else None)
     if parent is None and named and os.access(named, os.W_OK):
-        parent = CgroupParent(Path(named), frozenset())  # to enter and to kill takes no controller
+        parent = CgroupParent(Path(named), frozenset())  # entering and killing need no controller
     if parent is None:
         pytest.skip("a cgroup (v2) of ours: name one by FALAJ_TEST_CGROUP")
     return parent
@@ -168,7 +168,7 @@ def test_real_cgroup_moves_and_kills_processes(real: CgroupParent) -> None:
 
 
 @pytest.mark.on_request("FALAJ_TEST_CGROUP")
-def test_real_group_of_a_killed_shim_is_taken_over(real: CgroupParent) -> None:
+def test_real_cgroup_of_a_killed_shim_is_reused(real: CgroupParent) -> None:
     group = AttemptCgroup.named(real, f"test-{os.getpid()}-again")
     group.make(share(memory_bytes=None), real.controllers)
 

@@ -1,4 +1,4 @@
-"""The launch contracts: what is started for each framework, with which variables, and whose end decides."""
+"""The launch contracts: the processes of each framework, their variables, and whose end decides."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_elastic_torch_has_an_agent_for_each_process_and_a_rendezvous_that_outli
     assert command[-3:] == ["train.py", "--rows", "3"]
 
 
-def test_only_elastic_torch_bears_losses() -> None:
+def test_only_elastic_torch_tolerates_lost_processes() -> None:
     assert tolerated_losses(replace(LAUNCH, framework="torch", processes=4, processes_min=1)) == 3
     assert tolerated_losses(replace(LAUNCH, framework="torch", processes=4, processes_min=4)) == 0
     assert tolerated_losses(replace(LAUNCH, framework="torch", processes=4)) == 0
@@ -88,9 +88,12 @@ def test_the_store_of_the_rendezvous_is_not_shared_and_loopback_is_the_default()
 def test_tensorflow_workers_know_the_cluster_and_themselves() -> None:
     workers = planned("tensorflow")
 
-    told = [json.loads(each.environment["TF_CONFIG"]) for each in workers]
-    assert told[0]["cluster"] == told[1]["cluster"] == {"worker": ["127.0.0.1:4001", "127.0.0.1:4002"]}
-    assert [each["task"] for each in told] == [{"type": "worker", "index": 0}, {"type": "worker", "index": 1}]
+    configs = [json.loads(each.environment["TF_CONFIG"]) for each in workers]
+    assert configs[0]["cluster"] == configs[1]["cluster"] == {"worker": ["127.0.0.1:4001", "127.0.0.1:4002"]}
+    assert [each["task"] for each in configs] == [
+        {"type": "worker", "index": 0},
+        {"type": "worker", "index": 1},
+    ]
     assert all(each.is_essential for each in workers)
 
 
@@ -151,7 +154,7 @@ def test_mpi_and_horovod_start_their_ranks_themselves() -> None:
     assert "lo" not in open_horovod.command
 
 
-def test_mpis_variables_serve_both_kinds_and_the_job_may_set_others() -> None:
+def test_mpi_variables_cover_both_implementations_and_the_job_may_override_them() -> None:
     own = shared_environment(replace(LAUNCH, framework="mpi", environment={"HYDRA_IFACE": "eth0"}))
 
     assert (own["HYDRA_IFACE"], own["HYDRA_LAUNCHER"]) == ("eth0", "fork")
@@ -189,7 +192,7 @@ def test_joblib_counts_the_jobs_cores_and_not_the_machines() -> None:
     assert shared_environment(replace(LAUNCH, cpus=6))["LOKY_MAX_CPU_COUNT"] == "3"
 
 
-def test_people_hear_of_processes_by_their_names() -> None:
+def test_processes_are_named_by_role_and_rank() -> None:
     served = replace(LAUNCH, framework="tensorflow", processes=3, roles={"chief": 1, "worker": 1, "ps": 1})
 
     assert [process_name(served, rank) for rank in range(4)] == ["chief 0", "worker 0", "ps 0", "rank 3"]
@@ -200,7 +203,7 @@ def test_people_hear_of_processes_by_their_names() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         ({"processes_min": 2, "processes": 2}, "processes_min is for the framework torch"),
         ({"framework": "torch", "processes": 2, "processes_min": 3}, "it can be at most that"),
@@ -217,8 +220,8 @@ def test_people_hear_of_processes_by_their_names() -> None:
         ({"framework": "pytorch"}, "framework"),
     ],
 )
-def test_processes_that_make_no_sense_are_refused_with_what_would(given: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValidationError, match=said):
+def test_invalid_process_counts_are_refused_with_a_fix(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
         JobSpec.model_validate({"name": "x", "script": "train.py", **given})
 
 
@@ -231,7 +234,7 @@ def test_processes_that_make_no_sense_are_refused_with_what_would(given: dict[st
         {"framework": "mxnet", "processes": 3, "roles": {"worker": 2, "server": 1}},
     ],
 )
-def test_processes_that_make_sense_are_taken(given: dict[str, Any]) -> None:
+def test_valid_process_counts_are_accepted(given: dict[str, Any]) -> None:
     JobSpec.model_validate({"name": "x", "script": "train.py", **given})
 
 
@@ -254,19 +257,19 @@ Exit code: %d
 
 
 @pytest.mark.parametrize(
-    ("status", "said"),
+    ("status", "message"),
     [
         (1, "Rank 1: exit code 1: ValueError: no such column"),
         (137, "Rank 1: killed by SIGKILL: ValueError: no such column"),
     ],
 )
-def test_horovod_tells_the_rank_and_its_own_traceback_is_no_reason(status: int, said: str) -> None:
+def test_horovod_failure_names_the_rank_and_not_horovods_own_traceback(status: int, message: str) -> None:
     ended = AttemptOutcome(rank=0, exit_code=1)
 
-    assert explain_failure(ended, replace(LAUNCH, framework="horovod"), HOROVOD_SAYS % status) == said
+    assert explain_failure(ended, replace(LAUNCH, framework="horovod"), HOROVOD_SAYS % status) == message
 
 
-def test_mpi_blames_no_rank_where_it_names_none() -> None:
+def test_mpi_failure_without_a_rank_blames_none() -> None:
     text = b"Traceback (most recent call last):\n  File 'x'\nValueError: no such column\n"
 
     assert explain_failure(AttemptOutcome(rank=0, exit_code=1), replace(LAUNCH, framework="mpi"), text) == (

@@ -22,7 +22,7 @@ PART = replace(LAUNCH, gpus=("GPU-aa",), gpu_milli=300, gpu_memory_bytes=20 * GI
 
 @pytest.fixture
 def daemon(tmp_path: Path) -> Iterator[Path]:
-    """A folder in which somebody listens as the MPS daemon does: for packets."""
+    """Yield a folder with a socket for packets, like that of the MPS daemon."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(str(tmp_path / "control"))
         listener.listen()
@@ -34,37 +34,37 @@ def test_no_gpu_is_visible_to_a_job_that_has_none() -> None:
     assert gpu_devices(LAUNCH) == []
 
 
-def test_whole_cards_are_named_by_uuid_and_kept_out_of_mps() -> None:
-    told = gpu_environment(WHOLE)
+def test_whole_gpus_are_named_by_uuid_and_kept_out_of_mps() -> None:
+    environment = gpu_environment(WHOLE)
 
-    assert told["CUDA_VISIBLE_DEVICES"] == "GPU-aa,GPU-bb"
-    assert not Path(told["CUDA_MPS_PIPE_DIRECTORY"]).exists()
-    assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" not in told
+    assert environment["CUDA_VISIBLE_DEVICES"] == "GPU-aa,GPU-bb"
+    assert not Path(environment["CUDA_MPS_PIPE_DIRECTORY"]).exists()
+    assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" not in environment
     assert gpu_folders(WHOLE) == []
 
 
-def test_a_slice_is_named_like_a_card() -> None:
+def test_a_mig_slice_is_named_like_a_gpu() -> None:
     assert gpu_environment(replace(LAUNCH, gpus=("MIG-cc",)))["CUDA_VISIBLE_DEVICES"] == "MIG-cc"
 
 
-def test_a_part_of_a_card_is_limited_by_mps() -> None:
-    told = gpu_environment(replace(PART, mps_directory="/run/mps"))
+def test_a_gpu_fraction_is_limited_by_mps() -> None:
+    environment = gpu_environment(replace(PART, mps_directory="/run/mps"))
 
-    assert told["CUDA_VISIBLE_DEVICES"] == "GPU-aa"
-    assert told["CUDA_MPS_PIPE_DIRECTORY"] == "/run/mps"
-    assert told["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "30"
-    assert told["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "GPU-aa=20480M"
+    assert environment["CUDA_VISIBLE_DEVICES"] == "GPU-aa"
+    assert environment["CUDA_MPS_PIPE_DIRECTORY"] == "/run/mps"
+    assert environment["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "30"
+    assert environment["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "GPU-aa=20480M"
     assert gpu_folders(replace(PART, mps_directory="/run/mps")) == [Path("/run/mps")]
 
 
-def test_the_processes_of_a_job_share_its_part() -> None:
-    told = gpu_environment(replace(PART, processes=4))
+def test_the_processes_of_a_job_share_its_gpu_fraction() -> None:
+    environment = gpu_environment(replace(PART, processes=4))
 
-    assert told["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "7.5"
-    assert told["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "GPU-aa=5120M"
+    assert environment["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "7.5"
+    assert environment["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "GPU-aa=5120M"
 
 
-def test_a_part_without_a_memory_limit_sets_none() -> None:
+def test_a_fraction_without_a_memory_limit_sets_none() -> None:
     assert "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT" not in gpu_environment(replace(PART, gpu_memory_bytes=0))
 
 
@@ -72,7 +72,7 @@ def test_a_part_without_a_memory_limit_sets_none() -> None:
 
 
 def driver(root: Path) -> Path:
-    """Three cards, whose devices are not numbered in the order of the bus."""
+    """Three GPUs, whose devices are not numbered in the order of the bus."""
     for address, uuid, minor in [("1b", "GPU-aa", 2), ("43", "GPU-bb", 0), ("52", "GPU-cc", 1)]:
         folder = root / f"proc/driver/nvidia/gpus/0000:{address}:00.0"
         folder.mkdir(parents=True)
@@ -88,13 +88,13 @@ def names(launch: Launch, root: Path) -> set[str]:
     return {path.name for path in gpu_devices(launch, root=root)}
 
 
-def test_a_job_sees_the_devices_of_its_own_cards_only(tmp_path: Path) -> None:
+def test_a_job_sees_the_devices_of_its_own_gpus_only(tmp_path: Path) -> None:
     shared = {"nvidiactl", "nvidia-uvm", "nvidia-caps"}
 
     assert names(WHOLE, driver(tmp_path)) == shared | {"nvidia2", "nvidia0"}
 
 
-def test_a_slice_whose_card_is_not_known_sees_all_cards(tmp_path: Path) -> None:
+def test_a_mig_slice_of_an_unknown_gpu_sees_all_gpus(tmp_path: Path) -> None:
     cards = {"nvidia0", "nvidia1", "nvidia2"}
 
     assert names(replace(LAUNCH, gpus=("MIG-aa",)), driver(tmp_path)) >= cards
@@ -103,11 +103,11 @@ def test_a_slice_whose_card_is_not_known_sees_all_cards(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------- the daemon
 
 
-def test_a_daemon_is_found_without_being_bothered(daemon: Path) -> None:
+def test_a_running_daemon_is_found(daemon: Path) -> None:
     assert mps.is_running(daemon)
 
 
-def test_missing_or_stale_mps_socket_is_no_daemon(tmp_path: Path) -> None:
+def test_missing_or_stale_mps_socket_means_no_daemon(tmp_path: Path) -> None:
     assert not mps.is_running(tmp_path)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(str(tmp_path / "control"))
@@ -116,16 +116,16 @@ def test_missing_or_stale_mps_socket_is_no_daemon(tmp_path: Path) -> None:
     assert not mps.is_running(tmp_path)
 
 
-def test_fraction_of_a_card_without_mps_daemon_is_refused(tmp_path: Path) -> None:
+def test_gpu_fraction_without_mps_daemon_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Unavailable, match="no MPS daemon is running"):
         check_gpus(replace(PART, mps_directory=str(tmp_path)))
 
 
-def test_whole_cards_need_no_daemon(tmp_path: Path) -> None:
+def test_whole_gpus_need_no_mps_daemon(tmp_path: Path) -> None:
     check_gpus(replace(WHOLE, mps_directory=str(tmp_path)))
 
 
-def test_parts_are_of_one_card(daemon: Path) -> None:
+def test_fractions_are_of_one_gpu(daemon: Path) -> None:
     check_gpus(replace(PART, mps_directory=str(daemon)))
     with pytest.raises(InvalidInput, match="gpu_milli"):
         check_gpus(replace(PART, gpus=("GPU-aa", "GPU-bb"), mps_directory=str(daemon)))

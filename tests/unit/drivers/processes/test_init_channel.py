@@ -38,7 +38,7 @@ def test_cgroup_request_after_other_messages_is_received(
     assert talk.request() is None
 
 
-def test_half_a_wish_waits_for_its_other_half(ends: tuple[InitChannel, socket.socket]) -> None:
+def test_partial_request_waits_for_the_rest(ends: tuple[InitChannel, socket.socket]) -> None:
     talk, peer_pid = ends
     peer_pid.sendall(b'{"running": true}\n{"enter": ')
     talk.receive()
@@ -50,7 +50,7 @@ def test_half_a_wish_waits_for_its_other_half(ends: tuple[InitChannel, socket.so
     assert talk.request() == "home"
 
 
-def test_the_report_is_found_behind_wishes(ends: tuple[InitChannel, socket.socket]) -> None:
+def test_report_is_found_after_requests(ends: tuple[InitChannel, socket.socket]) -> None:
     talk, peer_pid = ends
 
     peer_pid.sendall(b'{"enter": "home"}\n{"rank": 1, "exit_code": 3, "signal": null}\n')

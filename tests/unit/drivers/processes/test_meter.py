@@ -53,7 +53,8 @@ def finished(code: str, *, before: str = "", group: Path | str = "") -> AttemptU
 # ------------------------------------------------------------------------------------------- CPUs and memory
 
 
-def test_the_time_of_all_processes_counts_those_of_children_too() -> None:
+@pytest.mark.slow
+def test_cpu_time_includes_child_processes() -> None:
     code = f"import subprocess, sys; [subprocess.run([sys.executable, '-c', {BUSY!r}]) for _ in range(2)]"
 
     used = finished(code)
@@ -69,6 +70,7 @@ def test_usage_before_the_meter_does_not_count() -> None:
     assert used.cpu_s < 0.5
 
 
+@pytest.mark.slow
 def test_cpu_time_of_an_unreaped_child_counts_as_sampled() -> None:
     code = f"""
 import os, signal, subprocess, sys, time
@@ -83,7 +85,7 @@ while os.path.exists(f"/proc/{{child.pid}}"): time.sleep(0.05)
     assert used.cpu_s >= 0.45
 
 
-def test_the_peak_is_that_of_the_memory_that_was_held() -> None:
+def test_the_memory_peak_is_recorded() -> None:
     used = finished(HOLDING)
 
     assert used.peak_memory_bytes is not None
@@ -113,7 +115,7 @@ def test_a_cgroup_counts_exactly(tmp_path: Path) -> None:
     assert (used.cpu_s, used.peak_memory_bytes) == (12.5, 123456)
 
 
-def test_a_cgroup_without_the_memorys_controller_still_counts_the_time(tmp_path: Path) -> None:
+def test_a_cgroup_without_the_memory_controller_still_counts_cpu_time(tmp_path: Path) -> None:
     (tmp_path / "cpu.stat").write_text("usage_usec 12500000\n")
 
     used = finished(HOLDING, group=tmp_path)
@@ -155,12 +157,12 @@ def test_packages_and_memory_are_counted_once(dgx: Path) -> None:
 def test_wrapped_counter_continues(dgx: Path) -> None:
     energy = CpuEnergy(dgx)
 
-    rapl(dgx, rapl_1=1_000_000)  # it stood at 262,000 J, and wraps at 262,143.32885 J
+    rapl(dgx, rapl_1=1_000_000)  # the counter was at 262,000 J, and wraps at 262,143.32885 J
 
     assert energy.read_j() == pytest.approx(143.32885 + 1.0)
 
 
-def test_where_the_counters_cannot_be_read_the_energy_is_unknown(dgx: Path) -> None:
+def test_energy_is_unknown_when_counters_cannot_be_read(dgx: Path) -> None:
     (dgx / "sys/class/powercap/intel-rapl:1/energy_uj").unlink()
 
     assert not CpuEnergy(dgx).is_available
@@ -171,9 +173,7 @@ def processes(root: Path, *, busy: int) -> None:
     (root / "proc/stat").write_text(f"cpu  {busy} 0 0 999 99 0 0 0 0 0\n")
 
 
-def test_an_attempt_is_charged_with_its_part_of_the_time_that_the_cpus_worked(
-    dgx: Path, tmp_path: Path
-) -> None:
+def test_an_attempt_is_charged_with_its_share_of_busy_cpu_time(dgx: Path, tmp_path: Path) -> None:
     group = tmp_path / "group"
     group.mkdir()
     (group / "memory.current").write_text("1\n")
@@ -192,20 +192,20 @@ def test_an_attempt_is_charged_with_its_part_of_the_time_that_the_cpus_worked(
 
 
 class Metered:
-    """A recorded machine whose cards take energy while the test runs."""
+    """A recorded machine whose GPUs use energy while the test runs."""
 
     def __init__(self, name: str) -> None:
-        self.told: dict[str, Any] = recording(name)["nvml"]
-        self.energy = partial(GpuEnergy, load=lambda: ReplayedNvml(self.told))
+        self.recorded: dict[str, Any] = recording(name)["nvml"]
+        self.energy = partial(GpuEnergy, load=lambda: ReplayedNvml(self.recorded))
 
     def uuid(self, handle: str) -> str:
-        return str(self.told["calls"][f"nvmlDeviceGetUUID({handle})"])
+        return str(self.recorded["calls"][f"nvmlDeviceGetUUID({handle})"])
 
     def acquire(self, joules: int, handle: str) -> None:
-        self.told["calls"][f"nvmlDeviceGetTotalEnergyConsumption({handle})"] += joules * 1000
+        self.recorded["calls"][f"nvmlDeviceGetTotalEnergyConsumption({handle})"] += joules * 1000
 
 
-def test_the_energy_of_an_attempts_cards_is_added_up() -> None:
+def test_the_energy_of_an_attempts_gpus_is_summed() -> None:
     machine = Metered("dgx-h200")
     meter = ResourceMeter(
         replace(LAUNCH, gpus=(machine.uuid("gpu1"), machine.uuid("gpu5"))), gpu_energy=machine.energy
@@ -218,7 +218,7 @@ def test_the_energy_of_an_attempts_cards_is_added_up() -> None:
     assert meter.used().gpu_energy_j == pytest.approx(1000)
 
 
-def test_a_part_of_a_card_is_charged_with_that_part() -> None:
+def test_a_gpu_fraction_is_charged_with_that_fraction() -> None:
     machine = Metered("dgx-h200")
     launch = replace(LAUNCH, gpus=(machine.uuid("gpu0"),), gpu_milli=300)
     meter = ResourceMeter(launch, gpu_energy=machine.energy)
@@ -229,7 +229,7 @@ def test_a_part_of_a_card_is_charged_with_that_part() -> None:
     assert meter.used().gpu_energy_j == pytest.approx(300)
 
 
-def test_a_slice_is_charged_with_its_part_of_the_memory() -> None:
+def test_a_mig_slice_is_charged_with_its_share_of_the_memory() -> None:
     machine = Metered("h200-mig")
     meter = ResourceMeter(replace(LAUNCH, gpus=(machine.uuid("slice0"),)), gpu_energy=machine.energy)
     meter.sample()
@@ -239,18 +239,18 @@ def test_a_slice_is_charged_with_its_part_of_the_memory() -> None:
     assert meter.used().gpu_energy_j == pytest.approx(1000 * 17_171_480_576 / 150_754_820_096, abs=0.01)
 
 
-def test_a_counter_that_a_new_driver_started_anew_counts_from_there() -> None:
+def test_a_counter_reset_by_the_driver_counts_from_the_reset() -> None:
     machine = Metered("dgx-h200")
     meter = ResourceMeter(replace(LAUNCH, gpus=(machine.uuid("gpu0"),)), gpu_energy=machine.energy)
     meter.sample()
 
-    machine.told["calls"]["nvmlDeviceGetTotalEnergyConsumption(gpu0)"] = 7000
+    machine.recorded["calls"]["nvmlDeviceGetTotalEnergyConsumption(gpu0)"] = 7000
 
     assert meter.used().gpu_energy_j == pytest.approx(7)
 
 
 @pytest.mark.parametrize("name", ["broken-driver", "half-broken"])
-def test_the_energy_of_a_card_that_does_not_count_is_unknown(name: str) -> None:
+def test_the_energy_of_a_gpu_without_a_counter_is_unknown(name: str) -> None:
     meter = ResourceMeter(replace(LAUNCH, gpus=("GPU-which-is-not-there",)), gpu_energy=Metered(name).energy)
 
     assert meter.used().gpu_energy_j is None

@@ -72,7 +72,7 @@ def test_success_needs_no_reason() -> None:
         (b"", ""),
     ],
 )
-def test_exit_code_and_what_was_printed_last(log: bytes, why: str) -> None:
+def test_reason_has_the_exit_code_and_the_last_line_printed(log: bytes, why: str) -> None:
     assert explain_failure(AttemptOutcome(rank=0, exit_code=1), PLAIN, log) == "Exit code 1" + why
 
 
@@ -83,17 +83,17 @@ def test_text_after_the_traceback_does_not_hide_it() -> None:
     )
 
 
-def test_signal_is_named_and_chatter_is_no_reason() -> None:
+def test_reason_names_the_signal_and_not_unrelated_output() -> None:
     assert explain_failure(AttemptOutcome(signal=11), PLAIN, b"epoch 1\n") == "Killed by SIGSEGV"
 
 
-def test_kernel_that_ran_out_of_memory_is_named() -> None:
+def test_out_of_memory_kill_is_named() -> None:
     ended = AttemptOutcome(signal=9, out_of_memory=True)
 
     assert explain_failure(ended, PLAIN, b"") == "Killed by SIGKILL; the machine ran out of memory"
 
 
-def test_time_limit_and_request_come_before_their_effects() -> None:
+def test_time_limit_and_stop_request_take_precedence_over_their_effects() -> None:
     assert explain_failure(AttemptOutcome(signal=9, cause="timeout"), PLAIN, TRACEBACK) == (
         "It was stopped after 90 s, its time limit"
     )
@@ -104,7 +104,7 @@ def test_time_limit_and_request_come_before_their_effects() -> None:
 
 
 @pytest.mark.parametrize(("status", "how"), [(b"1", "exit code 1"), (b"-9", "killed by SIGKILL")])
-def test_torchrun_tells_the_rank_and_its_own_traceback_is_no_reason(status: bytes, how: str) -> None:
+def test_torchrun_failure_names_the_rank_and_not_torchruns_own_traceback(status: bytes, how: str) -> None:
     reason = explain_failure(AttemptOutcome(rank=0, exit_code=1), PAIR, TORCHRUN % status)
 
     assert reason == f"Rank 1: {how}: ValueError: bad column"

@@ -43,7 +43,7 @@ def why(silent_ranks: list[int], text: str, processes: int = 2) -> str:
 
 
 @pytest.mark.parametrize("silent_ranks", [[], [0, 1], [1], [1, 0]])
-def test_rank_that_others_wait_for_is_blamed_wherever_it_is(silent_ranks: list[int]) -> None:
+def test_rank_that_others_wait_for_is_named_as_the_cause(silent_ranks: list[int]) -> None:
     assert why(silent_ranks, AGENT + WAITING + STUCK) == (
         "rank 1 hung: no sign of life for 120 s; it stood in next_batch (reader.py:3)"
     )
@@ -58,7 +58,7 @@ def test_ranks_that_all_wait_hung_together() -> None:
     assert why([1], text) == "rank 1 hung: no sign of life for 120 s; it stood in all_reduce (train.py:14)"
 
 
-def test_without_stacks_the_silence_is_all_there_is_to_say() -> None:
+def test_without_stacks_the_reason_names_only_the_silence() -> None:
     assert why([], "") == "it hung: no sign of life for 120 s from any rank"
     assert why([1], "") == "rank 1 hung: no sign of life for 120 s"
     assert why([], "", processes=1) == "it hung: no sign of life for 120 s"
@@ -95,7 +95,7 @@ Extension modules: numpy (total: 1)
 """
 
 
-def test_crash_is_placed() -> None:
+def test_crash_location_is_in_the_reason() -> None:
     assert locate_crash(CRASH) == "in string_at (train.py:3)"
     assert locate_crash("nothing of the kind") == ""
     plain = replace(PAIR, processes=1)
@@ -128,7 +128,7 @@ CULPRIT = """[rank1]: Traceback (most recent call last):
 
 
 @pytest.mark.parametrize(
-    ("said", "zero", "one", "death"),
+    ("output", "zero", "one", "death"),
     [
         (VICTIM, 1, -9, RankExit(1, None, 9)),
         (CULPRIT + VICTIM, 1, 1, RankExit(1, 1, None)),
@@ -137,13 +137,13 @@ CULPRIT = """[rank1]: Traceback (most recent call last):
         ("", 3, 3, RankExit(0, 3, None)),
     ],
 )
-def test_first_that_torchrun_noticed_need_not_be_the_culprit(
-    said: str, zero: int, one: int, death: RankExit
+def test_first_failure_that_torchrun_reports_need_not_be_the_cause(
+    output: str, zero: int, one: int, death: RankExit
 ) -> None:
-    assert failed_rank_of_torchrun(said + REPORT.format(zero=zero, one=one)) == death
+    assert failed_rank_of_torchrun(output + REPORT.format(zero=zero, one=one)) == death
 
 
-def test_memory_that_a_cgroup_refused_is_reported_by_rank() -> None:
+def test_cgroup_out_of_memory_is_reported_by_rank() -> None:
     launch = replace(PAIR, memory_bytes=1 << 30)
 
     own = explain_failure(AttemptOutcome(rank=1, signal=9, killed_for_memory=[1]), launch, b"")
@@ -153,17 +153,19 @@ def test_memory_that_a_cgroup_refused_is_reported_by_rank() -> None:
     assert others == "Rank 0: exit code 1; rank 1 ran out of memory: all processes together may have 1 GiB"
 
 
-def test_memory_that_a_process_was_refused_names_its_own_part() -> None:
-    launch, said = replace(PAIR, memory_bytes=1 << 30), b"Traceback (most recent call last):\nMemoryError\n"
+def test_refused_allocation_names_the_memory_share_of_the_process() -> None:
+    launch, output = replace(PAIR, memory_bytes=1 << 30), b"Traceback (most recent call last):\nMemoryError\n"
 
-    limited = explain_failure(AttemptOutcome(rank=1, exit_code=1, process_memory_bytes=1 << 29), launch, said)
-    by_the_machine = explain_failure(AttemptOutcome(rank=1, exit_code=1), launch, said)
+    limited = explain_failure(
+        AttemptOutcome(rank=1, exit_code=1, process_memory_bytes=1 << 29), launch, output
+    )
+    by_the_machine = explain_failure(AttemptOutcome(rank=1, exit_code=1), launch, output)
 
     assert limited == "Rank 1: exit code 1 (out of memory: each process may have 512 MiB): MemoryError"
     assert by_the_machine == "Rank 1: exit code 1: MemoryError"
 
 
-def test_report_of_torchrun_that_a_user_forged_does_no_harm() -> None:
+def test_forged_torchrun_report_does_no_harm() -> None:
     forged = "Root Cause (first observed failure):\n" * 3000 + "  rank      : 9\n  exitcode  : oops\n"
 
     assert failed_rank_of_torchrun(forged) is None

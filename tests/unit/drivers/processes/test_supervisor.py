@@ -1,4 +1,4 @@
-"""Parts of the launcher that need no process: ranks, termination, the limit of the log, the spec as JSON."""
+"""Parts of the launcher that need no process: ranks, termination, the log limit, and the spec as JSON."""
 
 from __future__ import annotations
 
@@ -43,16 +43,18 @@ def test_torchrun_keeps_pythons_options_and_the_scripts(
     assert "--nproc-per-node=4" in wrapped
 
 
-def test_only_plain_copies_get_a_rank_from_us() -> None:
+def test_only_plain_copies_get_a_rank_variable() -> None:
     assert [each["environment"] for each in plan_ranks(LAUNCH)] == [{}]
-    assert [each["environment"] for each in plan_ranks(replace(LAUNCH, processes=2))] == [
-        {"FALAJ_RANK": "0", "FALAJ_WORLD_SIZE": "2"},
-        {"FALAJ_RANK": "1", "FALAJ_WORLD_SIZE": "2"},
+    copies = [each["environment"] for each in plan_ranks(replace(LAUNCH, processes=2))]
+    shared = {"FALAJ_WORLD_SIZE": "2", "FALAJ_NODE_RANK": "0", "FALAJ_MASTER_ADDR": "127.0.0.1"}
+    assert [each | {"FALAJ_MASTER_PORT": ""} for each in copies] == [
+        {**shared, "FALAJ_MASTER_PORT": "", "FALAJ_RANK": rank, "FALAJ_LOCAL_RANK": rank} for rank in "01"
     ]
+    assert len({each["FALAJ_MASTER_PORT"] for each in copies}) == 1
     assert len(plan_ranks(replace(LAUNCH, processes=2, framework="torch"))) == 1
 
 
-def test_cpus_are_shared_among_the_processes_and_the_user_may_decide_otherwise() -> None:
+def test_cpus_are_shared_among_the_processes_unless_the_user_sets_them() -> None:
     assert shared_environment(replace(LAUNCH, cpus=8, processes=2))["OMP_NUM_THREADS"] == "4"
     assert shared_environment(replace(LAUNCH, cpus=1, processes=2))["OMP_NUM_THREADS"] == "1"
     given = {"OMP_NUM_THREADS": "3", "CUDA_VISIBLE_DEVICES": "0,1,2,3"}
@@ -63,7 +65,7 @@ def test_cpus_are_shared_among_the_processes_and_the_user_may_decide_otherwise()
     )
 
 
-def test_a_gang_that_can_do_without_one_has_all_the_others_started(tmp_path: Path) -> None:
+def test_an_elastic_gang_starts_the_remaining_processes(tmp_path: Path) -> None:
     waits, missing = [sys.executable, "-c", "input()"], ["/nonexistent"]
     ranks = [
         {"command": command, "environment": {}, "name": f"agent {number}"}
@@ -84,9 +86,7 @@ def test_a_gang_that_can_do_without_one_has_all_the_others_started(tmp_path: Pat
 @pytest.mark.parametrize(
     ("run", "node_restarted"), [(boot_identity(), False), ("another boot", True), ("", False)]
 )
-def test_attempt_of_an_earlier_boot_is_lost_by_a_restart(
-    tmp_path: Path, run: str, node_restarted: bool
-) -> None:
+def test_attempt_of_an_earlier_boot_is_lost(tmp_path: Path, run: str, node_restarted: bool) -> None:
     folder = AttemptFolder(tmp_path / "job_1%2F1")
     folder.path.mkdir()
     create_marker(folder.started, run)
@@ -96,7 +96,7 @@ def test_attempt_of_an_earlier_boot_is_lost_by_a_restart(
     assert (state.phase, state.node_restarted) == ("lost", node_restarted)
 
 
-def test_stopping_asks_then_kills_then_tears_down() -> None:
+def test_stopping_sends_sigterm_then_kills_then_tears_down() -> None:
     stopping = Termination(timeout_at=None, grace_s=10)
     assert stopping.due(99) is None
 
@@ -110,7 +110,7 @@ def test_stopping_asks_then_kills_then_tears_down() -> None:
     ]
 
 
-def test_later_request_only_brings_the_end_nearer() -> None:
+def test_later_stop_request_can_only_shorten_the_grace() -> None:
     stopping = Termination(timeout_at=50, grace_s=10)
 
     assert stopping.due(49) is None
@@ -145,7 +145,7 @@ def test_log_just_over_the_limit_loses_nothing(tmp_path: Path) -> None:
     assert (tmp_path / "log").read_bytes().endswith(b"[falaj: 0 bytes were dropped here]\n45")
 
 
-def test_order_comes_back_as_it_was() -> None:
+def test_attempt_spec_round_trips_through_json() -> None:
     facts = MachineFacts(
         is_root=True, python="/usr/bin/python3", spare_uids=range(7, 9), unshare="/bin/unshare"
     )
@@ -165,7 +165,7 @@ def test_devices_are_shown_over_the_sandboxs_own_dev() -> None:
     assert words.index("--dev /dev ") < words.index("--dev-bind /dev/full /dev/full")
 
 
-def test_end_that_an_earlier_version_wrote_down_is_understood(tmp_path: Path) -> None:
+def test_ended_file_of_an_earlier_version_is_read(tmp_path: Path) -> None:
     launcher = ProcessLauncher(
         tmp_path, sandbox=lambda: SandboxSpec("same-uid", MachineFacts(False, "python"))
     )

@@ -34,7 +34,7 @@ MIB = 1 << 20
     text=st.text("ab*\n", max_size=60),
     cuts=st.lists(st.integers(0, 60), max_size=8),
 )
-def test_secret_is_hidden_however_it_is_cut(secrets: list[str], text: str, cuts: list[int]) -> None:
+def test_secret_is_masked_across_chunk_boundaries(secrets: list[str], text: str, cuts: list[int]) -> None:
     data, mask = text.encode(), SecretMask(secrets)
     ends = sorted({min(cut, len(data)) for cut in cuts} | {0, len(data)})
 
@@ -45,7 +45,7 @@ def test_secret_is_hidden_however_it_is_cut(secrets: list[str], text: str, cuts:
 
 
 def test_masking_time_is_bounded_for_adversarial_text() -> None:
-    """It would take minutes for each MiB, and the watch over the attempt would rest meanwhile."""
+    """Naive masking would take minutes for each MiB, and block the supervision of the attempt."""
     almost = "a" * 65_000
     mask = SecretMask([almost + "b", "other"])
 
@@ -54,7 +54,7 @@ def test_masking_time_is_bounded_for_adversarial_text() -> None:
     assert shown == b"a" * (MIB - 65_000) + b"***, and an***"
 
 
-def test_lines_of_a_key_are_hidden_one_by_one_and_short_values_are_not() -> None:
+def test_lines_of_a_key_are_masked_one_by_one_and_short_values_are_not() -> None:
     key = "-----BEGIN KEY-----\nMIIEvQIBADANBgkqhkiG\n9w0BAQEFAASC\n-----END KEY-----\n"
     mask = SecretMask([key, "no", ""])
 
@@ -93,8 +93,8 @@ def test_folder_is_measured_without_following_links_and_counts_hard_links_once(t
 
 
 @pytest.mark.parametrize("mode", [0o000, 0o300, 0o400])
-def test_nothing_is_hidden_in_a_folder_that_its_owner_has_closed(tmp_path: Path, mode: int) -> None:
-    """Where we are no root, user code may have our own uid."""
+def test_a_folder_without_permissions_is_still_measured(tmp_path: Path, mode: int) -> None:
+    """Without root, user code may have our own uid."""
     tmp_path.chmod(0o777)
     script = f"""
 import os, sys
@@ -131,7 +131,7 @@ def test_largest_entry_is_named_with_its_largest_child(
     assert measure_usage(tmp_path).largest == largest
 
 
-def test_shares_are_kept_of_so_many_entries_only(tmp_path: Path) -> None:
+def test_number_of_recorded_shares_is_limited(tmp_path: Path) -> None:
     (tmp_path / "outputs").mkdir()
     for number in range(MAX_SHARES + 10):
         (tmp_path / "outputs" / str(number)).touch()
@@ -141,7 +141,7 @@ def test_shares_are_kept_of_so_many_entries_only(tmp_path: Path) -> None:
     assert (usage.entries, len(usage.shares)) == (MAX_SHARES + 11, MAX_SHARES)
 
 
-def test_folders_that_never_end_are_a_fault_and_not_ours(tmp_path: Path) -> None:
+def test_too_deeply_nested_folders_exceed_the_quota(tmp_path: Path) -> None:
     here = os.getcwd()
     try:
         os.chdir(tmp_path)
@@ -156,7 +156,7 @@ def test_folders_that_never_end_are_a_fault_and_not_ours(tmp_path: Path) -> None
     )
 
 
-def test_folder_that_is_gone_holds_nothing(tmp_path: Path) -> None:
+def test_missing_folder_uses_no_disk(tmp_path: Path) -> None:
     assert measure_usage(tmp_path / "none").size_bytes == 0
 
 
@@ -222,7 +222,7 @@ def test_sizes_are_for_people() -> None:
 # --------------------------------------------------------------------------------------------- heartbeats
 
 
-def test_rank_that_stops_beating_is_silent_whatever_is_printed() -> None:
+def test_rank_without_heartbeat_is_silent_whatever_is_printed() -> None:
     silence = HeartbeatMonitor(10, now=0)
     silence.check({"0": 1, "1": 1}, now=1)
 
@@ -233,7 +233,7 @@ def test_rank_that_stops_beating_is_silent_whatever_is_printed() -> None:
     assert silence.silent_ranks(11) == [1]
 
 
-def test_clock_of_the_machine_that_jumps_is_no_sign_of_death() -> None:
+def test_clock_jump_is_not_taken_for_a_hang() -> None:
     silence = HeartbeatMonitor(10, now=0)
     silence.check({"0": 1_800_000_000}, now=1)
 
@@ -252,7 +252,7 @@ def test_clock_that_jumps_ahead_does_not_keep_a_dead_rank_alive() -> None:
     assert silence.silent_ranks(11) == [0]
 
 
-def test_without_beats_output_is_life_and_an_ended_promise_too() -> None:
+def test_without_heartbeats_output_and_an_ended_heartbeat_count_as_activity() -> None:
     silence = HeartbeatMonitor(10, now=0)
     assert silence.silent_ranks(9.9) is None
     assert silence.silent_ranks(10) == []
@@ -268,7 +268,7 @@ def test_without_beats_output_is_life_and_an_ended_promise_too() -> None:
     assert silence.silent_ranks(43) == []
 
 
-def test_promise_of_a_rank_that_is_gone_is_void_until_it_is_renewed() -> None:
+def test_heartbeat_of_an_ended_rank_is_ignored_until_renewed() -> None:
     silence = HeartbeatMonitor(10, now=0)
     silence.check({"0": 1, "3": 1}, now=1)
     silence.check({"0": 2, "3": 1}, now=11)
@@ -283,7 +283,7 @@ def test_promise_of_a_rank_that_is_gone_is_void_until_it_is_renewed() -> None:
     assert silence.silent_ranks(32) == [0, 3]
 
 
-def test_without_a_valid_promise_output_counts_again() -> None:
+def test_without_a_valid_heartbeat_output_counts_again() -> None:
     silence = HeartbeatMonitor(10, now=0)
     silence.check({"3": 1}, now=1)
     silence.discard([3])
@@ -300,7 +300,7 @@ def test_number_of_heartbeat_files_read_is_limited(tmp_path: Path) -> None:
     assert len(heartbeats.read_heartbeats(tmp_path)) <= heartbeats.MAX_FILES
 
 
-def test_whatever_lies_in_the_folder_of_heartbeats_is_borne(tmp_path: Path) -> None:
+def test_unexpected_entries_in_the_heartbeat_folder_are_ignored(tmp_path: Path) -> None:
     folder = heartbeats.prepare_folder(tmp_path, "pass")
     (folder / "0").touch()
     (folder / "any").symlink_to("/etc/passwd")
@@ -314,7 +314,9 @@ def test_whatever_lies_in_the_folder_of_heartbeats_is_borne(tmp_path: Path) -> N
     assert heartbeats.read_heartbeats(tmp_path / "none") == {}
 
 
-def test_runtime_beats_once_a_second_until_it_rests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runtime_beats_at_most_once_a_second_until_it_stops(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("FALAJ_HEARTBEAT", str(tmp_path))
     monkeypatch.setenv("RANK", "3")
     moments = iter([100.0, 100.5, 101.5])
@@ -351,10 +353,10 @@ def test_runtime_runs_alone_without_a_heartbeat(tmp_path: Path, monkeypatch: pyt
 
 def test_threads_of_all_descendants_are_counted(tmp_path: Path) -> None:
     for pid, parent, threads in [(10, 1, 1), (11, 10, 3), (12, 11, 2), (13, 1, 50)]:
-        told = tmp_path / "proc" / str(pid) / "stat"
-        told.parent.mkdir(parents=True)
+        stat = tmp_path / "proc" / str(pid) / "stat"
+        stat.parent.mkdir(parents=True)
         fields = ["S", str(parent), *["0"] * 15, str(threads), *["0"] * 4]
-        told.write_text(f"{pid} (a ) b) {' '.join(fields)}")
+        stat.write_text(f"{pid} (a ) b) {' '.join(fields)}")
 
     assert count_descendant_tasks(10, root=tmp_path) == 5
     assert count_descendant_tasks(99, root=tmp_path) == 0

@@ -1,4 +1,4 @@
-"""One gapless log, in the transaction of what it records, that anyone with the public key can check."""
+"""One gapless log, written in the transaction of what it records, and verifiable with the public key."""
 
 from __future__ import annotations
 
@@ -43,6 +43,7 @@ def test_a_rolled_back_operation_leaves_only_its_failure(platform: OwnPlatform) 
     assert (entry["outcome"], entry["error"]) == ("failed", "object.conflict")
 
 
+@pytest.mark.slow
 def test_threads_and_processes_write_one_gapless_log(platform: OwnPlatform) -> None:
     other = platform.again()
     before = len(platform.entries())
@@ -65,9 +66,8 @@ def test_threads_and_processes_write_one_gapless_log(platform: OwnPlatform) -> N
     assert other.verify_audit().problems == ()
 
 
-def test_every_row_has_its_entry_and_every_entry_its_row_after_kill_9(
-    platform: OwnPlatform, tmp_path: Path
-) -> None:
+@pytest.mark.slow
+def test_rows_and_entries_match_after_kill_9(platform: OwnPlatform, tmp_path: Path) -> None:
     for name, enough in (("a", 9), ("b", 23)):
         with running(DOOMED, str(tmp_path), "create_workspaces", name) as writer:
             while int(writer.line()) < enough:
@@ -125,7 +125,7 @@ def test_a_part_of_the_log_is_checked_on_its_own(light_platform: OwnPlatform, fi
 
     report = verify.verify_export(lines, bytes.fromhex(light_platform.audit.key().ed25519))
     assert report.problems == []
-    assert report.entries == max(0, len(light_platform.entries()) - 1 - first)  # less audit.key itself
+    assert report.entries == max(0, len(light_platform.entries()) - 1 - first)  # except for audit.key itself
 
 
 def test_the_log_is_a_table_for_analysis(platform: OwnPlatform) -> None:
@@ -195,6 +195,7 @@ def test_heads_are_signed_while_the_platform_runs(tmp_path: Path) -> None:
         eventually(lambda: max(head["size"] for head in platform.rows(audit_heads)) == 2)
 
 
+@pytest.mark.slow
 def test_inputs_are_never_in_clear(platform: OwnPlatform) -> None:
     word = "xylophon-4711"
     platform.workspaces.create(word)

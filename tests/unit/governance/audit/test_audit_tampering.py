@@ -1,4 +1,4 @@
-"""Whoever changes the log in the database is found out: by audit.verify, and offline from an export."""
+"""Changes of the log in the database are detected by audit.verify, and offline from an export."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def logged(platform: OwnPlatform) -> OwnPlatform:
 
 
 def rewrite(platform: OwnPlatform, entries: list[Json], *, state: bool = False) -> None:
-    """Put `entries` in place of the log's, each with the leaf hash that fits it."""
+    """Replace the log by `entries`, each with its matching leaf hash."""
     rows = [
         {
             "seq": entry["seq"],
@@ -50,8 +50,8 @@ def rewrite(platform: OwnPlatform, entries: list[Json], *, state: bool = False) 
         for entry in entries
     ]
     platform.sql("DELETE FROM governance_audit_entries")
-    columns = ", ".join(f":{name}" for name in rows[0])
-    platform.sql(f"INSERT INTO governance_audit_entries VALUES ({columns})", rows)
+    names, values = ", ".join(rows[0]), ", ".join(f":{name}" for name in rows[0])
+    platform.sql(f"INSERT INTO governance_audit_entries ({names}) VALUES ({values})", rows)
     if state:
         set_state(platform, rows)
 
@@ -189,18 +189,20 @@ def test_tampering_that_removes_the_heads_is_found_by_the_witness(logged: OwnPla
 
 @contextmanager
 def put_back(platform: OwnPlatform) -> Iterator[None]:
-    """Afterwards the log and its witness are as they were before."""
+    """Restore the log, its witness and what the key's store remembers afterwards."""
     tables = (audit_entries, audit_heads, audit_state)
-    kept, witness = [platform.rows(table) for table in tables], platform.home.witness.read_text()
+    files = [platform.home.witness, *platform.home.key_file.parent.iterdir()]
+    kept, contents = [platform.rows(table) for table in tables], [file.read_bytes() for file in files]
     yield
-    platform.home.witness.write_text(witness)
+    for file, content in zip(files, contents, strict=True):
+        file.write_bytes(content)
     with platform.database.write() as tx:
         for table, rows in zip(tables, kept, strict=True):
             tx.execute(delete(table))
             tx.execute(insert(table), rows)
 
 
-def test_an_edit_of_what_lists_are_filtered_by_is_found(logged: OwnPlatform) -> None:
+def test_an_edit_of_a_filter_column_is_found(logged: OwnPlatform) -> None:
     found = {}
     for column in ("at", "caller", "action", "outcome", "workspace"):
         value = 5 if column == "at" else "nobody"
@@ -232,7 +234,7 @@ def test_an_untouched_log_is_sound(logged: OwnPlatform) -> None:
 
 
 def is_found(check: Callable[[], Any]) -> bool:
-    """Whether a check says so, or a log that can no longer be appended to does."""
+    """Return whether a check finds the tampering, or appending to the log fails."""
     try:
         return not check().ok
     except Tampered:
@@ -240,7 +242,7 @@ def is_found(check: Callable[[], Any]) -> bool:
 
 
 def offline(platform: OwnPlatform, witness: list[str] | None = None) -> Any:
-    """What the offline verifier says of an export."""
+    """Return the result of the offline verifier on an export."""
     lines = [line.model_dump_json(exclude_none=True) for line in platform.audit.export()]
     assert all(isinstance(json.loads(line), dict) for line in lines)
     return verify_export(lines, bytes.fromhex(platform.audit.key().ed25519), witness or [])

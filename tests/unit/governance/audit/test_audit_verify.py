@@ -1,4 +1,4 @@
-"""The stand-alone verifier: every kind of tampering is found, and no input makes it stumble."""
+"""The stand-alone verifier detects every kind of tampering, and no input crashes it."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from falaj.governance.audit.verify import (
     key_id,
     main,
 )
+from platforms import OwnPlatform
 
 Json = dict[str, Any]
 
@@ -58,7 +59,7 @@ def head(entries: list[Json], size: int, *, key: Ed25519PrivateKey = KEY, log_id
 
 
 def export(entries: list[Json], heads: list[Json], *, leaves: bool = False, first: int = 0) -> list[Json]:
-    """The lines of an export, as objects: each head after the last entry that it covers."""
+    """Return the lines of an export as objects: each head after the last entry that it covers."""
     lines: list[Json] = [{"falaj_audit": 1, "log_id": "log-1", "first": first, "size": len(entries)}]
     if first:
         lines[0]["frontier"] = [root.hex() for root in frontier(entries[:first]).roots]
@@ -94,7 +95,7 @@ def test_a_sound_log_is_sound() -> None:
     assert report.ok
 
 
-def test_entries_after_the_last_head_are_counted_in_words() -> None:
+def test_entries_after_the_last_head_are_counted() -> None:
     report = check(export([*ENTRIES, *(entry(seq) for seq in (12, 13, 14))], HEADS))
 
     assert report.ok
@@ -113,7 +114,7 @@ def test_a_log_without_heads_proves_nothing() -> None:
     assert report.problems == ["No signed head covers any of these entries: nothing is proved."]
 
 
-def test_heads_may_stand_before_their_entries_and_blank_lines_do_not_matter() -> None:
+def test_heads_may_precede_their_entries_and_blank_lines_are_ignored() -> None:
     header, *lines = export(ENTRIES, HEADS)
     lines = [*(line for line in lines if "head" in line), *(line for line in lines if "entry" in line)]
     spaced = [part for line in text([header, *lines]) for part in (line, "\n", " \r\n")]
@@ -130,7 +131,7 @@ def test_fields_that_are_null_count_as_absent() -> None:
 # --- tampering with entries ---
 
 
-def test_an_edit_is_placed_between_two_signed_heads() -> None:
+def test_an_edit_is_located_between_two_signed_heads() -> None:
     edited = [{**each, "caller": "eve"} if each["seq"] == 5 else each for each in ENTRIES]
 
     report = check(export(edited, HEADS))
@@ -177,7 +178,7 @@ def test_several_deletions_are_named() -> None:
     assert check(lines).problems == ["Entries 4 to 5 are missing: deleted.", "Entry 9 is missing: deleted."]
 
 
-def test_a_deletion_hidden_by_new_numbers_is_placed() -> None:
+def test_a_deletion_hidden_by_renumbering_is_located() -> None:
     entries = renumbered([each for each in ENTRIES if each["seq"] != 5])
 
     report = check(export(entries, HEADS))
@@ -191,14 +192,14 @@ def test_a_deletion_at_the_start_is_found() -> None:
     assert check(lines).problems == ["Entry 0 is missing: deleted."]
 
 
-def test_an_insertion_is_named_and_the_others_are_still_vouched_for() -> None:
+def test_an_insertion_is_named_and_the_other_entries_still_verify() -> None:
     lines = export(ENTRIES, HEADS)
     lines.insert(9, {"entry": {**ENTRIES[5], "caller": "eve"}})
 
     assert check(lines).problems == ["Entry 5 occurs twice, or lies outside the export: inserted."]
 
 
-def test_an_insertion_hidden_by_new_numbers_is_placed() -> None:
+def test_an_insertion_hidden_by_renumbering_is_located() -> None:
     entries = renumbered([*ENTRIES[:5], entry(5, caller="eve"), *ENTRIES[5:]])
 
     assert check(export(entries, HEADS)).problems == [f"By the export's heads, {RENUMBERED}."]
@@ -218,7 +219,7 @@ def test_reordered_lines_are_named() -> None:
     assert check(lines).problems == ["Entry 5 stands after entry 6: reordered."]
 
 
-def test_entries_that_swapped_their_numbers_are_placed() -> None:
+def test_swapped_entries_are_located() -> None:
     entries = renumbered([*ENTRIES[:4], entry(4, caller="eve"), ENTRIES[4], *ENTRIES[6:]])
 
     assert check(export(entries, HEADS)).problems == [f"By the export's heads, {RENUMBERED}."]
@@ -253,6 +254,69 @@ def test_truncation_together_with_its_heads_needs_the_witness() -> None:
 
 def test_a_log_emptied_together_with_its_heads_needs_the_witness() -> None:
     assert not check(export([], []), HEADS[:1]).ok
+
+
+# --- a platform that was restored from a backup ---
+
+RESTORED_AT = "2026-03-01T12:00:01+00:00"
+BEFORE = HEADS
+"""The witness's heads from before the restore: of sizes 3, 7 and 12."""
+
+
+def restore_entry(size: int, /, at: str = RESTORED_AT, **more: Any) -> Json:
+    root = frontier(ENTRIES[:size]).root().hex()
+    said = {"backup": "b", "taken_at": AT, "size": size, "root": root, "known": 12, **more}
+    return entry(size, action="platform.restore", at=at, restored=said)
+
+
+def after_restore(size: int, /, **more: Any) -> list[Json]:
+    """The log of a backup of `size` entries, the entry of the restore, and new ones."""
+    new = [entry(seq, caller="noor") for seq in range(size + 1, size + 4)]
+    return [*ENTRIES[:size], restore_entry(size, **more), *new]
+
+
+def test_entries_lost_by_a_restore_are_said_and_are_no_damage() -> None:
+    log = after_restore(5)
+
+    report = check(export(log, [head(log, 9)]), BEFORE)
+
+    assert report.problems == []
+    assert report.notes == [
+        f"At {RESTORED_AT} the platform was restored from a backup with 5 entries; 7 entries made after it are gone."
+    ]
+
+
+def test_a_restored_log_that_is_longer_than_the_lost_one_is_sound() -> None:
+    log = after_restore(5)
+    log += [entry(seq, caller="noor") for seq in range(len(log), 20)]
+
+    assert check(export(log, [head(log, 20)]), BEFORE).problems == []
+
+
+def test_entries_of_the_backup_must_still_fit_the_witness() -> None:
+    log = [{**each, "caller": "eve"} if each["seq"] == 1 else each for each in after_restore(5)]
+
+    assert check(export(log, [head(log, 9)]), BEFORE).problems
+
+
+def test_heads_signed_after_the_restore_must_fit() -> None:
+    log = after_restore(5, at="2026-03-01T11:00:00+00:00")  # the heads in the witness are younger
+
+    assert check(export(log, [head(log, 9)]), BEFORE).problems
+
+
+@pytest.mark.parametrize("forged", [{"size": 4}, {"root": "0" * 64}])
+def test_a_restore_from_other_entries_is_found(forged: Json) -> None:
+    log = after_restore(5, **forged)
+
+    assert any("forged" in problem for problem in check(export(log, [head(log, 9)])).problems)
+
+
+@pytest.mark.parametrize("broken", [{"known": -1}, {"extra": 1}, {"taken_at": "yesterday"}])
+def test_a_malformed_restore_is_said(broken: Json) -> None:
+    log = after_restore(5, **broken)
+
+    assert check(export(log, [head(log, 9)])).problems
 
 
 # --- tampering by someone who can sign, and with heads ---
@@ -333,7 +397,7 @@ def test_two_signed_heads_of_one_size_with_different_roots_are_a_fork() -> None:
     ]
 
 
-def test_a_head_after_its_place_cannot_be_checked_and_is_said() -> None:
+def test_a_head_after_later_entries_is_reported_as_reordered() -> None:
     header, *lines = export(ENTRIES, HEADS[2:])
 
     report = check([header, *lines, {"head": HEADS[0]}])
@@ -341,7 +405,7 @@ def test_a_head_after_its_place_cannot_be_checked_and_is_said() -> None:
     assert report.problems == ["A head of size 3 stands after entry 11: reordered."]
 
 
-def test_the_witness_may_hold_bare_heads_and_a_torn_line_is_said() -> None:
+def test_the_witness_may_hold_bare_heads_and_a_torn_line_is_reported() -> None:
     lines = [json.dumps(HEADS[0]), json.dumps({"head": HEADS[1]}), json.dumps(HEADS[2])[:50]]
 
     report = verify.verify_export(text(export(ENTRIES, HEADS)), PUBLIC, lines)
@@ -384,7 +448,7 @@ def test_a_wrong_frontier_is_found() -> None:
 
 
 @pytest.mark.parametrize("frontier", [[], ["00" * 32], ["00" * 31] * 2, "00", [1, 2], None])
-def test_a_part_without_a_fitting_frontier_is_refused(frontier: Any) -> None:
+def test_a_part_without_a_matching_frontier_is_refused(frontier: Any) -> None:
     header, *lines = export(ENTRIES, HEADS, first=5)
 
     with pytest.raises(UnreadableExport, match="frontier"):
@@ -555,7 +619,7 @@ def test_leaf_data_is_the_documented_canonical_json() -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), "\ud800"])
-def test_what_has_no_canonical_form_is_refused(value: Any) -> None:
+def test_values_without_a_canonical_form_are_refused(value: Any) -> None:
     with pytest.raises(ValueError, match=r"JSON compliant|surrogates"):
         canonical({"seq": 0, "x": value})
 
@@ -642,7 +706,7 @@ ORIGINAL = "".join(text(export(ENTRIES[:4], [HEADS[0], head(ENTRIES, 4)], leaves
 
 
 @given(st.integers(0, len(ORIGINAL) - 1), st.characters(max_codepoint=0x2FF))
-def test_no_single_changed_character_goes_unnoticed(at: int, character: str) -> None:
+def test_every_single_changed_character_is_detected(at: int, character: str) -> None:
     changed = (ORIGINAL[:at] + character + ORIGINAL[at + 1 :]).splitlines(keepends=True)
 
     try:
@@ -656,7 +720,7 @@ def test_no_single_changed_character_goes_unnoticed(at: int, character: str) -> 
 
 
 @given(st.lists(st.text(max_size=30) | st.sampled_from(text(export(ENTRIES, HEADS))), max_size=30))
-def test_no_soup_of_lines_makes_it_stumble(lines: list[str]) -> None:
+def test_arbitrary_lines_never_crash_the_verifier(lines: list[str]) -> None:
     header = text(export(ENTRIES, HEADS))[0]
 
     report = verify.verify_export([header, *lines], PUBLIC, lines)
@@ -687,7 +751,7 @@ def test_memory_does_not_grow_with_the_entries() -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """What an auditor has: the verifier, an export, a witness and a public key, and nothing else."""
+    """A folder with only what an auditor has: the verifier, an export, a witness and a public key."""
     shutil.copy(verify.__file__, tmp_path / "verify.py")
     (tmp_path / "log.jsonl").write_text("".join(text(export(ENTRIES, HEADS, leaves=True))))
     (tmp_path / "damaged.jsonl").write_text("".join(text(export(ENTRIES[:7], HEADS[:2]))))
@@ -741,7 +805,7 @@ def test_each_problem_is_printed(folder: Path, capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.parametrize(
-    ("content", "says"),
+    ("content", "message"),
     [
         (b"", "not JSON"),
         (b"\n\n \n", "not JSON"),
@@ -759,8 +823,8 @@ def test_each_problem_is_printed(folder: Path, capsys: pytest.CaptureFixture[str
     ],
     ids=lambda value: repr(value[:20]),
 )
-def test_what_is_no_export_is_misuse(
-    folder: Path, capsys: pytest.CaptureFixture[str], content: bytes, says: str
+def test_a_file_that_is_not_an_export_is_misuse(
+    folder: Path, capsys: pytest.CaptureFixture[str], content: bytes, message: str
 ) -> None:
     (folder / "log.jsonl").write_bytes(content)
 
@@ -770,11 +834,11 @@ def test_what_is_no_export_is_misuse(
     assert status == 2
     assert error.startswith("error: ")
     assert error.count("\n") == 1
-    assert says in error
+    assert message in error
 
 
 @pytest.mark.parametrize(
-    ("content", "says"),
+    ("content", "message"),
     [
         (b'{"entry": {"seq": 12, "x": "\xff"}}', "not UTF-8"),
         (b"\x00\xff\xfe" * 999, "not UTF-8"),
@@ -783,7 +847,7 @@ def test_what_is_no_export_is_misuse(
     ids=["bad UTF-8", "junk", "huge line"],
 )
 def test_a_line_of_junk_is_damage(
-    folder: Path, capsys: pytest.CaptureFixture[str], content: bytes, says: str
+    folder: Path, capsys: pytest.CaptureFixture[str], content: bytes, message: str
 ) -> None:
     with (folder / "log.jsonl").open("ab") as file:
         file.write(content)
@@ -793,11 +857,11 @@ def test_a_line_of_junk_is_damage(
     _, *problems = capsys.readouterr().out.splitlines()
     assert status == 1
     assert len(problems) == 1
-    assert says in problems[0]
+    assert message in problems[0]
 
 
 @pytest.mark.parametrize("key", ["", "00", "nowhere", "zz" * 32, ".", "log.jsonl", "verify.py"])
-def test_a_key_that_is_no_key_is_misuse(
+def test_a_malformed_key_is_misuse(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], key: str
 ) -> None:
     monkeypatch.chdir(folder)
@@ -818,8 +882,38 @@ def test_missing_arguments_are_misuse(arguments: list[str]) -> None:
     assert stop.value.code == 2
 
 
-def test_a_witness_that_is_not_there_is_misuse(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_witness_is_misuse(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status = main([str(folder / "log.jsonl"), "--public-key", PUBLIC.hex(), "--witness", str(folder / "no")])
 
     assert status == 2
     assert "no" in capsys.readouterr().err
+
+
+# ------------------------------------------------------------------------------------- consistency proofs
+
+
+def test_a_consistency_proof_is_read_and_held_against_kept_heads(
+    light_platform: OwnPlatform, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = light_platform.audit.inclusion_proof(0).head
+    light_platform.workspaces.create("team-a")
+    proof = light_platform.audit.consistency_proof(kept.size).model_dump(mode="json")
+    key = light_platform.audit.key().ed25519
+    rewritten = proof | {"root": "ab" * 32}
+    heads = {"kept": kept.model_dump(), "other": proof["head"] | {"size": kept.size}}
+    files = {}
+    for name, content in {"proof": proof, "rewritten": rewritten, **heads}.items():
+        files[name] = tmp_path / f"{name}.json"
+        files[name].write_text(json.dumps(content))
+
+    def status(name: str, *more: str) -> int:
+        return main([str(files[name]), "--public-key", key, *more])
+
+    assert status("proof", "--witness", str(files["kept"])) == 0
+    assert f"only grew, from {kept.size} entries" in capsys.readouterr().out
+    assert status("proof") == 0
+    assert kept.root in capsys.readouterr().out  # to be compared by hand
+    assert status("rewritten") == 1
+    assert "does not extend" in capsys.readouterr().out
+    assert status("proof", "--witness", str(files["other"])) == 0  # its signature is false: it says nothing
+    assert "Compare the root" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""Ctrl-C while the audit log commits for many: nobody waits forever, and nothing acknowledged is lost."""
+"""Ctrl-C during a group commit of the audit log: no thread waits forever, and nothing acknowledged is lost."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from platforms import OwnPlatform
 from polling import eventually
 
 PATIENCE_S = 20.0
-"""After so long a thread that waits is taken to wait forever."""
+"""A thread that waits longer counts as waiting forever."""
 
 
-class Book:
-    """Where a group's drafts are committed. A commit waits while the book is `closed`."""
+class FakeLog:
+    """Commits the drafts of a group; a commit waits while the book is `closed`."""
 
     def __init__(self) -> None:
         self.committed: list[str] = []
@@ -40,8 +40,8 @@ class Book:
         self.committed += [draft["name"] for draft in drafts]
 
 
-class Crowd:
-    """Threads that submit, and what was acknowledged to them."""
+class SubmittingThreads:
+    """Threads that submit, and the entries acknowledged to them."""
 
     def __init__(self, group: _Group) -> None:
         self._group = group
@@ -70,7 +70,7 @@ class Crowd:
 
 @contextmanager
 def interrupted_at(moment: int) -> Iterator[list[str]]:
-    """Ctrl-C at the `moment`th call or return in the group commit: where Python lets it through. Says where it was."""
+    """Raise Ctrl-C at the `moment`th call or return in the group commit, where Python permits it; return that place."""
     seen, places = 0, []
 
     def watch(frame: Any, event: str, _arg: Any) -> None:
@@ -89,32 +89,34 @@ def interrupted_at(moment: int) -> Iterator[list[str]]:
         sys.setprofile(None)
 
 
-def submit_interrupted(crowd: Crowd, moment: int) -> list[str]:
+def submit_interrupted(crowd: SubmittingThreads, moment: int) -> list[str]:
     with interrupted_at(moment) as places, suppress(KeyboardInterrupt):
         crowd.submit("mine")
     return places
 
 
-def check(book: Book, crowd: Crowd) -> None:
+def check(book: FakeLog, crowd: SubmittingThreads) -> None:
     written = Counter(book.committed)
     assert set(crowd.acknowledged) <= set(written)
     assert max(written.values()) == 1, written
 
 
-def test_ctrl_c_at_any_moment_of_leading_leaves_nobody_waiting() -> None:
+def test_ctrl_c_while_leading_leaves_no_thread_waiting() -> None:
     moment, places = 0, ["not yet"]
     while places:
         moment += 1
-        book = Book()
+        book = FakeLog()
         group = _Group(book.commit)
-        crowd = Crowd(group)
+        crowd = SubmittingThreads(group)
 
-        def join_in(_: Any, book: Book = book, group: _Group = group, crowd: Crowd = crowd) -> None:
+        def join_in(
+            _: Any, book: FakeLog = book, group: _Group = group, crowd: SubmittingThreads = crowd
+        ) -> None:
             book.on_commit = None
             crowd.come("meanwhile")
             eventually(lambda: group._waiting, within=PATIENCE_S, every=0)
 
-        book.on_commit = join_in  # somebody comes while the commit is under way, and leads after us
+        book.on_commit = join_in  # another thread arrives during the commit, and leads after us
 
         places = submit_interrupted(crowd, moment)
         crowd.come("later")
@@ -126,13 +128,13 @@ def test_ctrl_c_at_any_moment_of_leading_leaves_nobody_waiting() -> None:
     assert sorted(book.committed) == ["later", "meanwhile", "mine"]
 
 
-def test_ctrl_c_at_any_moment_of_following_leaves_nobody_waiting() -> None:
+def test_ctrl_c_while_following_leaves_no_thread_waiting() -> None:
     moment, places = 0, ["not yet"]
     while places:
         moment += 1
-        book = Book()
+        book = FakeLog()
         group = _Group(book.commit)
-        crowd = Crowd(group)
+        crowd = SubmittingThreads(group)
         book.opened.clear()
         crowd.come("leader")
         assert book.writing.wait(PATIENCE_S)
@@ -148,10 +150,10 @@ def test_ctrl_c_at_any_moment_of_following_leaves_nobody_waiting() -> None:
     assert sorted(book.committed) == ["later", "leader", "mine"]
 
 
-def test_who_shares_a_commit_that_is_interrupted_gets_an_error_of_ours() -> None:
-    book = Book()
+def test_members_of_an_interrupted_group_commit_get_a_falaj_error() -> None:
+    book = FakeLog()
     group = _Group(book.commit)
-    crowd = Crowd(group)
+    crowd = SubmittingThreads(group)
     book.opened.clear()
     crowd.come("leader")
     assert book.writing.wait(PATIENCE_S)
@@ -175,8 +177,8 @@ def test_who_shares_a_commit_that_is_interrupted_gets_an_error_of_ours() -> None
 
 
 @pytest.mark.parametrize("leads", [False, True])
-def test_a_real_ctrl_c_is_felt_by_the_main_thread_alone(light_platform: OwnPlatform, leads: bool) -> None:
-    audit, acknowledged, book = light_platform.parts.audit, [], Book()
+def test_a_real_ctrl_c_interrupts_the_main_thread_only(light_platform: OwnPlatform, leads: bool) -> None:
+    audit, acknowledged, book = light_platform.parts.audit, [], FakeLog()
     book.opened.clear()
     commit = audit._group._commit
     audit._group._commit = lambda drafts: (book.commit([{"name": "x"}]), commit(drafts))
@@ -197,7 +199,7 @@ def test_a_real_ctrl_c_is_felt_by_the_main_thread_alone(light_platform: OwnPlatf
     if not leads:
         other.start()
         assert book.writing.wait(PATIENCE_S)
-    with ctrl_c_felt_once() as felt:
+    with first_ctrl_c_only() as felt:
         finger.start()
         with pytest.raises(KeyboardInterrupt):
             append("mine")
@@ -213,8 +215,8 @@ def test_a_real_ctrl_c_is_felt_by_the_main_thread_alone(light_platform: OwnPlatf
 
 
 @contextmanager
-def ctrl_c_felt_once() -> Iterator[threading.Event]:
-    """The main thread feels the first Ctrl-C and no other; the event tells that it did."""
+def first_ctrl_c_only() -> Iterator[threading.Event]:
+    """Let the main thread receive only the first Ctrl-C; the event is set when it did."""
     felt = threading.Event()
 
     def feel(*_: object) -> None:
@@ -230,6 +232,6 @@ def ctrl_c_felt_once() -> Iterator[threading.Event]:
 
 
 def press_ctrl_c(*, until: threading.Event) -> None:
-    """Again and again: a press just before a thread begins to wait is not felt."""
+    """Send it repeatedly: a signal just before a thread begins to wait is lost."""
     while not until.wait(0.01):
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)

@@ -1,4 +1,4 @@
-"""The tree against the naive recursion of RFC 6962, its published vectors, and every small tampering."""
+"""The Merkle tree against the naive recursion of RFC 6962, its published vectors, and every small tampering."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from falaj.governance.audit.merkle import (
 LIMIT = 20
 LEAVES = [leaf_hash(bytes([number])) for number in range(LIMIT)]
 
-# The test vectors that the implementations of certificate transparency share.
+# The test vectors that implementations of certificate transparency share.
 CT_LEAVES = [
     "",
     "00",
@@ -72,7 +72,7 @@ CT_CONSISTENCY = {
 
 
 def naive_root(leaves: list[bytes]) -> bytes:
-    """MTH of RFC 6962, 2.1, word for word."""
+    """MTH of RFC 6962, 2.1, literally."""
     if not leaves:
         return sha256(b"").digest()
     if len(leaves) == 1:
@@ -106,7 +106,7 @@ def test_published_vectors() -> None:
 
 
 @given(st.lists(st.binary(max_size=4), max_size=80), st.integers(0, 80))
-def test_frontier_grows_to_the_naive_root_however_it_is_fed(data: list[bytes], cut: int) -> None:
+def test_frontier_root_equals_the_naive_root_for_any_batching(data: list[bytes], cut: int) -> None:
     leaves = [leaf_hash(each) for each in data]
 
     one_by_one = Frontier()
@@ -119,7 +119,7 @@ def test_frontier_grows_to_the_naive_root_however_it_is_fed(data: list[bytes], c
     assert one_by_one.root() == naive_root(leaves)
 
 
-def test_append_leaves_the_old_frontier_as_it_was() -> None:
+def test_append_does_not_change_the_old_frontier() -> None:
     old = Frontier().extend(LEAVES[:7])
 
     old.append(LEAVES[7])
@@ -128,7 +128,7 @@ def test_append_leaves_the_old_frontier_as_it_was() -> None:
 
 
 @given(st.integers(0, LIMIT))
-def test_frontier_survives_its_text(size: int) -> None:
+def test_frontier_round_trips_through_text(size: int) -> None:
     frontier = Frontier().extend(LEAVES[:size])
 
     assert Frontier.from_text(frontier.to_text()) == frontier
@@ -153,7 +153,7 @@ def test_frontier_survives_its_text(size: int) -> None:
         "9" * 5000 + ":",
     ],
 )
-def test_text_that_is_no_frontier_is_refused(text: str) -> None:
+def test_malformed_frontier_text_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="not the text of a frontier"):
         Frontier.from_text(text)
 
@@ -186,7 +186,7 @@ def test_a_changed_inclusion_proof_fails() -> None:
         for other in set(range(-2, LIMIT + 2)) - {index}:
             assert not verify_inclusion(leaf, other, size, path, root), (index, other, size)
         for other in range(-1, LIMIT + 1):
-            # A path alone does not tell all sizes apart; the signed head does, and `verify_proof` compares.
+            # A path alone does not determine the size; the signed head does, and `verify_proof` compares it.
             if other <= index or len(inclusion_proof(LEAVES, index, other)) != len(path):
                 assert not verify_inclusion(leaf, index, other, path, root), (index, size, other)
 
@@ -209,7 +209,7 @@ def test_a_changed_consistency_proof_fails() -> None:
             new,
         )
         assert not verify_consistency(old, new, path, flipped(ROOTS[old], 5), ROOTS[new])
-        if old:  # the empty tree is the beginning of every other
+        if old:  # the empty tree is a prefix of every other
             assert not verify_consistency(old, new, path, ROOTS[old], flipped(ROOTS[new], 5))
         for other in set(range(-1, LIMIT + 2)) - {old}:
             assert not verify_consistency(other, new, path, ROOTS[old], ROOTS[new]), (old, other, new)

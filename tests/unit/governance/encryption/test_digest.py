@@ -1,4 +1,4 @@
-"""The digest of bytes that pass through."""
+"""The digest of bytes that are streamed through."""
 
 from __future__ import annotations
 

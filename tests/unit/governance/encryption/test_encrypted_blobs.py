@@ -1,4 +1,4 @@
-"""Blobs that are encrypted on their way to a store, and what a store can do to them."""
+"""Blobs are encrypted on the way to a store, and changes by the store are detected."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def encrypted(store: ObjectStoreBlobs) -> EncryptedBlobs:
 
 
 @pytest.mark.parametrize("chunks", [[], [b"plain words"], LARGE], ids=["empty", "small", "large"])
-def test_what_was_written_is_read(
+def test_written_bytes_are_read_back(
     encrypted: EncryptedBlobs, store: ObjectStoreBlobs, chunks: list[bytes]
 ) -> None:
     plain = b"".join(chunks)
@@ -75,7 +75,8 @@ def test_a_range_is_a_slice(encrypted: EncryptedBlobs) -> None:
     assert found == b"".join(LARGE)[5 * MIB - 3 : 12 * MIB - 3]
 
 
-def test_a_large_blob_is_encrypted_anew_as_it_is_read(encrypted: EncryptedBlobs) -> None:
+@pytest.mark.slow
+def test_a_large_blob_is_reencrypted_while_it_is_read(encrypted: EncryptedBlobs) -> None:
     encrypted.write("w", KEY, iter(LARGE))
 
     encrypted.write("v", BlobKey("again"), encrypted.read("w", KEY))
@@ -83,7 +84,7 @@ def test_a_large_blob_is_encrypted_anew_as_it_is_read(encrypted: EncryptedBlobs)
     assert b"".join(encrypted.read("v", BlobKey("again"))) == b"".join(LARGE)
 
 
-def test_what_an_earlier_key_encrypted_is_read_after_a_rotation(
+def test_blobs_encrypted_before_a_rotation_are_readable_after_it(
     encrypted: EncryptedBlobs, store: ObjectStoreBlobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     encrypted.write("w", KEY, [b"secret"])
@@ -132,6 +133,6 @@ def test_a_blob_moved_to_another_key_is_damaged(encrypted: EncryptedBlobs, store
         b"".join(encrypted.read("w", BlobKey("other")))
 
 
-def test_what_is_not_there_is_not_found_before_the_first_byte(encrypted: EncryptedBlobs) -> None:
+def test_a_missing_blob_is_not_found_before_the_first_byte(encrypted: EncryptedBlobs) -> None:
     with pytest.raises(NotFound):
         encrypted.read("w", KEY)

@@ -1,4 +1,4 @@
-"""Frames: what is read is what was written, or Damaged."""
+"""Encrypted frames return what was written, or raise Damaged."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SIZES = st.one_of(
 
 @dataclass
 class Stored:
-    """Bytes at rest, and which of their ranges were read."""
+    """Stored bytes, and the ranges of them that were read."""
 
     content: bytes
     reads: list[tuple[int, int]] = field(default_factory=list)
@@ -56,7 +56,7 @@ def opened(stored: Stored, *, start: int = 0, length: int | None = None) -> Iter
 
 
 def parts(content: bytes) -> list[bytes]:
-    """The header and the frames."""
+    """Return the header and the frames."""
     body = range(HEADER_BYTES, len(content), FRAME_BYTES)
     return [content[:HEADER_BYTES], *(content[start : start + FRAME_BYTES] for start in body)]
 
@@ -67,7 +67,7 @@ SEALED = seal(THREE)
 
 @given(size=SIZES, chunk=st.integers(1, 2 * PLAIN_BYTES))
 @settings(max_examples=40)
-def test_what_was_sealed_is_unsealed(size: int, chunk: int) -> None:
+def test_sealed_bytes_are_unsealed(size: int, chunk: int) -> None:
     plain = PATTERN[:size]
 
     content = seal(plain, chunk=max(chunk, size // 200 + 1))
@@ -142,13 +142,13 @@ def test_truncation_is_noticed(kept: int) -> None:
 
 
 @pytest.mark.parametrize("start", [0, PLAIN_BYTES - 1, PLAIN_BYTES, len(THREE)])
-def test_truncation_is_noticed_from_wherever_one_reads_to_the_end(start: int) -> None:
+def test_truncation_is_noticed_by_a_read_from_any_offset_to_the_end(start: int) -> None:
     with pytest.raises(Damaged, match="frame 0 does not authenticate"):
         unseal(SEALED[: HEADER_BYTES + FRAME_BYTES], start=start)
 
 
 @pytest.mark.parametrize("missing", [1, FRAME_BYTES])
-def test_bytes_that_vanish_while_one_reads_are_noticed(missing: int) -> None:
+def test_bytes_that_vanish_during_a_read_are_noticed(missing: int) -> None:
     stored = Stored(SEALED)
     reading = opened(stored)
 
@@ -202,7 +202,7 @@ def test_bytes_of_another_place_are_noticed(place: tuple[str, str]) -> None:
         unseal(seal(b"secret", workspace=workspace, blob=blob))
 
 
-def test_a_key_that_was_destroyed_is_said_to_be() -> None:
+def test_a_destroyed_key_is_reported_as_such() -> None:
     def destroyed(version: int) -> bytes:
         raise KeyUnavailable(f"version {version} was destroyed")
 
@@ -219,5 +219,5 @@ def test_a_range_before_the_beginning_is_refused() -> None:
         unseal(SEALED, start=-1)
 
 
-def test_a_data_key_does_not_show_itself() -> None:
+def test_repr_of_a_data_key_hides_it() -> None:
     assert repr(KEY) == "DataKey(version=7)"

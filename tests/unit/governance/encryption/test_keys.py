@@ -1,4 +1,4 @@
-"""Data keys: wrapped by a root that rotates, and erasure when they are destroyed, in every process."""
+"""Data keys are wrapped by a rotating root, and destroying one erases its data in every process."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DOOMED = Path(__file__).parents[3] / "killed_platform.py"
 
 
 def stored_state(platform: OwnPlatform) -> dict[str, tuple[int, int, bytes]]:
-    """Every stored file: its inode, its time of change, its content."""
+    """Return every stored file: its inode, modification time and content."""
     files = [path for path in platform.home.blobs.rglob("*") if path.is_file()]
     return {path.name: (path.stat().st_ino, path.stat().st_mtime_ns, path.read_bytes()) for path in files}
 
@@ -39,7 +39,7 @@ def is_erased(read: Callable[[], Any]) -> bool:
     return False
 
 
-def test_the_key_file_lies_outside_the_home_for_its_owner_alone(light_platform: OwnPlatform) -> None:
+def test_the_key_file_is_outside_the_home_and_readable_by_its_owner_only(light_platform: OwnPlatform) -> None:
     file = light_platform.home.key_file
 
     assert file.stat().st_mode & 0o777 == 0o600
@@ -61,7 +61,7 @@ def test_every_workspace_has_a_key_of_its_own(platform: OwnPlatform) -> None:
 # ----------------------------------------------------------------------------------------------- rotation
 
 
-def test_rotation_wraps_anew_and_rewrites_no_blob(platform: OwnPlatform) -> None:
+def test_rotation_rewraps_keys_and_rewrites_no_blob(platform: OwnPlatform) -> None:
     platform.put("old", b"old bytes")
     before, old_root = stored_state(platform), platform.parts.keys.root
 
@@ -75,6 +75,7 @@ def test_rotation_wraps_anew_and_rewrites_no_blob(platform: OwnPlatform) -> None
     assert (platform.get("old"), platform.get("new")) == (b"old bytes", b"new bytes")
 
 
+@pytest.mark.slow
 def test_old_blobs_stay_readable_after_rotation_in_every_process(platform: OwnPlatform) -> None:
     other = platform.again()
     platform.put("old", b"old bytes")
@@ -116,7 +117,8 @@ def test_a_destroyed_key_erases_its_workspace_and_no_other(platform: OwnPlatform
     assert [r["wrapped"] for r in platform.rows(data_keys) if r["destroyed_at"]] == [None]
 
 
-def test_another_process_feels_the_destruction_within_a_second(platform: OwnPlatform, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_another_process_sees_the_destruction_within_a_second(platform: OwnPlatform, tmp_path: Path) -> None:
     platform.workspaces.create("doomed")
     platform.put("data", b"bytes", workspace="doomed")
 
@@ -161,7 +163,7 @@ def test_a_key_destroyed_during_a_rotation_stays_destroyed(
     assert is_erased(lambda: platform.again().get("data"))
 
 
-def test_keys_are_destroyed_once_and_the_platforms_own_never(light_platform: OwnPlatform) -> None:
+def test_a_key_is_destroyed_once_and_the_platform_key_never(light_platform: OwnPlatform) -> None:
     light_platform.keys.destroy("default")
 
     with pytest.raises(Conflict, match="destroyed already"):
@@ -170,7 +172,7 @@ def test_keys_are_destroyed_once_and_the_platforms_own_never(light_platform: Own
         light_platform.keys.destroy("platform")
 
 
-def test_keys_are_handed_out_while_other_threads_forget_theirs(
+def test_keys_are_provided_while_other_threads_drop_theirs(
     light_platform: OwnPlatform, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     workspace = light_platform.workspaces.show("default").id
@@ -188,7 +190,7 @@ def test_keys_are_handed_out_while_other_threads_forget_theirs(
 
 @contextmanager
 def switching_often() -> Iterator[None]:
-    """Threads take turns as often as they can, so that what is not safe between them shows."""
+    """Let threads switch as often as possible, so that races show."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     yield
@@ -196,7 +198,7 @@ def switching_often() -> Iterator[None]:
 
 
 class EverNewEpoch:
-    """An epoch that has moved each time it is looked at."""
+    """An epoch that has changed each time it is read."""
 
     def __init__(self) -> None:
         self._numbers = count()

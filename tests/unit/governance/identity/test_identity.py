@@ -18,7 +18,7 @@ def owner(platform: OwnPlatform) -> str:
 
 
 def administrators(platform: OwnPlatform) -> list[str]:
-    """Who may administer the platform now."""
+    """Return who may administer the platform now."""
     return [each.principal for each in platform.policies.who_can("users.create", ROOT)]
 
 
@@ -33,7 +33,7 @@ def test_a_new_home_has_one_administrator_and_one_workspace(platform: OwnPlatfor
     assert [each.name for each in platform.users.list().items if each.kind == "user"] == [me.principal.name]
 
 
-def test_whoever_makes_a_workspace_administers_it(light_platform: OwnPlatform) -> None:
+def test_the_creator_of_a_workspace_administers_it(light_platform: OwnPlatform) -> None:
     light_platform.workspaces.create("team-a")
 
     (grant,) = light_platform.workspaces.roles("team-a")
@@ -42,20 +42,20 @@ def test_whoever_makes_a_workspace_administers_it(light_platform: OwnPlatform) -
 
 
 @pytest.mark.parametrize("name", ["platform", "default"])
-def test_names_of_workspaces_are_taken_once(light_platform: OwnPlatform, name: str) -> None:
+def test_workspace_names_are_unique(light_platform: OwnPlatform, name: str) -> None:
     with pytest.raises(AlreadyExists):
         light_platform.workspaces.create(name)
 
 
 @pytest.mark.parametrize("name", ["", "A", "a b", "a/b", "-a", "a-", "a..b", "é", "a" * 129, "a\n", "a\x00b"])
-def test_names_are_plain(light_platform: OwnPlatform, name: str) -> None:
+def test_invalid_names_are_refused(light_platform: OwnPlatform, name: str) -> None:
     with pytest.raises(InvalidInput):
         light_platform.workspaces.create(name)
     with pytest.raises(InvalidInput):
         light_platform.users.create(name)
 
 
-def test_a_new_user_can_do_nothing_but_look_around(platform: OwnPlatform) -> None:
+def test_a_new_user_has_no_access(platform: OwnPlatform) -> None:
     dana = platform.join("dana")
 
     with acting_as(dana):
@@ -67,7 +67,7 @@ def test_a_new_user_can_do_nothing_but_look_around(platform: OwnPlatform) -> Non
             platform.users.create("eve")
 
 
-def test_users_and_service_accounts_share_their_names(light_platform: OwnPlatform) -> None:
+def test_users_and_service_accounts_share_one_namespace(light_platform: OwnPlatform) -> None:
     light_platform.users.create("dana")
     light_platform.users.create("robot", kind="service")
 
@@ -102,7 +102,7 @@ def test_a_group_gives_its_role_to_its_members_while_they_are_in_it(platform: Ow
     assert [(grant.subject, grant.role) for grant in grants] == [("analysts", Role.VIEWER)]
 
 
-def test_granting_and_adding_twice_is_as_good_as_once(light_platform: OwnPlatform) -> None:
+def test_granting_and_adding_are_idempotent(light_platform: OwnPlatform) -> None:
     light_platform.users.create("dana")
     light_platform.groups.create("analysts")
     for _ in range(2):
@@ -149,7 +149,7 @@ def test_a_disabled_user_is_refused_until_enabled_again(platform: OwnPlatform) -
     assert platform.caller_of(secret).name == "dana"
 
 
-def test_nobody_disables_themselves(light_platform: OwnPlatform) -> None:
+def test_users_cannot_disable_themselves(light_platform: OwnPlatform) -> None:
     with pytest.raises(Conflict):
         light_platform.users.disable(owner(light_platform))
 
@@ -206,7 +206,7 @@ def test_the_last_administrator_does_not_leave_through_a_group(light_platform: O
     assert administrators(light_platform) == [me]
 
 
-def test_two_administrators_who_leave_at_once_do_not_both_leave(platform: OwnPlatform) -> None:
+def test_of_two_concurrently_leaving_administrators_one_stays(platform: OwnPlatform) -> None:
     dana = platform.join("dana", Role.ADMIN, workspace="platform")
     names = [owner(platform), "dana"]
 

@@ -1,7 +1,8 @@
-"""Signing in: a code that works once, for five minutes, and gives no more than whoever made it has."""
+"""Sign-in codes work once, for five minutes, and give no more than the permissions of their creator."""
 
 from __future__ import annotations
 
+import hashlib
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import timedelta
@@ -18,7 +19,8 @@ from platforms import OwnPlatform
 
 def sign_in(platform: OwnPlatform, code: str) -> Caller:
     with platform.database.write() as tx:
-        return redeem_link(tx, code, now=platform.clock(), origin="test")
+        digest = platform.parts.audit.digest
+        return redeem_link(tx, code, now=platform.clock(), origin="test", digest=digest)
 
 
 def test_a_sign_in_code_works_once(platform: OwnPlatform) -> None:
@@ -53,7 +55,35 @@ def test_a_sign_in_code_is_stored_as_a_hash(light_platform: OwnPlatform) -> None
             sign_in(light_platform, code)
 
 
-def test_of_many_who_use_a_code_at_once_one_gets_in(platform: OwnPlatform) -> None:
+@pytest.mark.parametrize("code", ["AAAA", "A", "é", "A" * 64])
+def test_who_can_write_to_the_database_makes_no_code(light_platform: OwnPlatform, code: str) -> None:
+    me = light_platform.users.whoami().principal.id
+    row = {"code_hash": hashlib.sha256(code.encode()).digest(), "principal": me}
+    with light_platform.database.write() as tx:
+        tx.execute(
+            sign_in_codes.insert(),
+            {**row, "expires_at": light_platform.clock() + timedelta(1), "vouched_by": []},
+        )
+
+    with pytest.raises(Unauthenticated):
+        sign_in(light_platform, code)
+
+
+@pytest.mark.parametrize("column", ["principal", "expires_at", "vouched_by"])
+def test_a_code_that_was_made_over_is_refused(light_platform: OwnPlatform, column: str) -> None:
+    """Who may sign in as themselves does not sign in as another, or later, by a change in the database."""
+    me = light_platform.users.whoami().principal.id
+    light_platform.users.create("dana")
+    code = light_platform.tokens.sign_in_link(user="dana").code
+    other = {"principal": me, "expires_at": light_platform.clock() + timedelta(1), "vouched_by": []}
+    with light_platform.database.write() as tx:
+        tx.execute(sign_in_codes.update().values(**{column: other[column]}))
+
+    with pytest.raises(Unauthenticated):
+        sign_in(light_platform, code)
+
+
+def test_a_code_used_concurrently_works_once(platform: OwnPlatform) -> None:
     code = platform.tokens.sign_in_link().code
 
     def attempt(_: int) -> bool:

@@ -1,4 +1,4 @@
-"""Tokens: 256 bits that are kept nowhere, limited in scope and time, and dead the moment they are revoked."""
+"""Tokens have 256 random bits that are not stored, a limited scope and lifetime, and end when they are revoked."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HOUR = timedelta(hours=1)
 
 
 def scoped(platform: OwnPlatform, **scope) -> Caller:
-    """The owner, with a token of this scope."""
+    """Return the owner, with a token of this scope."""
     return platform.caller_of(platform.tokens.issue(purpose="test", **scope).secret)
 
 
@@ -57,7 +57,7 @@ def test_a_token_is_recognized_as_its_user(platform: OwnPlatform) -> None:
     assert caller == Caller(dana.id, "dana", "user", "test", workspace, ("blobs.*",), issued.token.id)
 
 
-def test_forged_tokens_are_all_refused_in_the_same_words(platform: OwnPlatform) -> None:
+def test_forged_tokens_are_all_refused_with_the_same_message(platform: OwnPlatform) -> None:
     secret = platform.tokens.issue(purpose="ci").secret
     other = platform.tokens.issue(purpose="ci").secret
     revoked = platform.tokens.issue(purpose="ci")
@@ -110,7 +110,7 @@ def test_no_token_lives_forever_or_not_at_all(light_platform: OwnPlatform, lifet
         light_platform.tokens.issue(purpose="ci", expires_in=lifetime)
 
 
-def test_a_revoked_token_is_dead_at_once_in_every_process(platform: OwnPlatform) -> None:
+def test_a_revoked_token_is_refused_at_once_in_every_process(platform: OwnPlatform) -> None:
     issued = platform.tokens.issue(purpose="ci")
     other = platform.again()
     before = other.caller_of(issued.secret)
@@ -189,6 +189,7 @@ def test_a_token_for_blobs_can_list_and_derive_them(light_platform: OwnPlatform)
     assert (seen, derived.committed) == (["data"], False)
 
 
+@pytest.mark.slow
 def test_a_token_of_a_workspace_changes_nothing_at_the_platform(light_platform: OwnPlatform) -> None:
     light_platform.users.create("eve")
     attempts = {

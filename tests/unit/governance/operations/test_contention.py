@@ -1,4 +1,4 @@
-"""Many at once: nobody waits for the busiest, and nobody waits for each other."""
+"""Concurrent operations neither starve nor block each other."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from itertools import count
 from platforms import OwnPlatform
 
 PATIENCE_S = 5.0
-"""As long as the controller's lease: whoever cannot write for longer loses it."""
+"""The controller's lease: a controller that cannot write for longer loses it."""
 
 
 def test_operations_that_read_twice_do_not_block_each_other(platform: OwnPlatform) -> None:

@@ -52,7 +52,7 @@ def test_the_digest_depends_on_what_was_sent(platform: OwnPlatform) -> None:
     assert digests[0] == digests[2] != digests[1]
 
 
-def test_a_role_that_is_taken_away_is_felt(platform: OwnPlatform) -> None:
+def test_a_revoked_role_takes_effect(platform: OwnPlatform) -> None:
     blob = platform.put("b", b"x").id
     caller = platform.join("sara", Role.VIEWER)
     hot = platform.parts.gate.hot
@@ -73,7 +73,7 @@ def test_an_unknown_object_is_not_found(platform: OwnPlatform) -> None:
         platform.parts.gate.hot.admit(caller, ACTION, "blob_" + "0" * 26)
 
 
-def test_windows_are_written_down_when_the_platform_closes(platform: OwnPlatform) -> None:
+def test_windows_are_flushed_when_the_platform_closes(platform: OwnPlatform) -> None:
     blob = platform.put("b", b"x").id
     caller = platform.join("sara", Role.VIEWER)
     second = platform.again()
@@ -94,7 +94,7 @@ def counted(platform: OwnPlatform) -> int:
 
 @pytest.fixture
 def switching_often() -> Iterator[None]:
-    """Threads take turns as often as they can, so that what is not safe between them shows."""
+    """Let threads switch as often as possible, so that races show."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     yield
@@ -103,7 +103,7 @@ def switching_often() -> Iterator[None]:
 
 @pytest.mark.usefixtures("switching_often")
 @pytest.mark.parametrize("way", ["admit", "count"])
-def test_no_call_is_lost_or_counted_twice_while_windows_are_written_down(
+def test_no_call_is_lost_or_counted_twice_while_windows_are_flushed(
     light_platform: OwnPlatform, way: str
 ) -> None:
     blobs = [light_platform.put(f"b{number}", b"x").id for number in range(2)]
@@ -137,7 +137,7 @@ def test_no_call_is_lost_or_counted_twice_while_windows_are_written_down(
 
 
 def decided_first(hot: Any, caller: Any) -> Callable[[str], None]:
-    """As the model server counts: without I/O if a decision is in memory, else decided first."""
+    """Count as the model server does: without I/O if a decision is in memory, otherwise after deciding."""
 
     def call(blob: str) -> None:
         while not hot.count(caller, ACTION, blob, b"", epoch=0):
@@ -146,7 +146,7 @@ def decided_first(hot: Any, caller: Any) -> Callable[[str], None]:
     return call
 
 
-def test_a_window_that_is_written_down_as_it_is_found_takes_no_more_calls(
+def test_a_window_flushed_during_lookup_takes_no_more_calls(
     light_platform: OwnPlatform,
 ) -> None:
     blob = light_platform.put("b", b"x").id
@@ -171,7 +171,7 @@ def test_a_window_that_is_written_down_as_it_is_found_takes_no_more_calls(
 
 
 @pytest.mark.parametrize("moment", ["flush", "new epoch"])
-def test_counts_outlive_a_database_that_does_not_answer(
+def test_counts_survive_an_unavailable_database(
     light_platform: OwnPlatform, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
     blobs = [light_platform.put(f"b{number}", b"x").id for number in range(3)]

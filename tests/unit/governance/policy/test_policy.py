@@ -1,4 +1,4 @@
-"""Custom policies: what they can say, where they hold, and that whatever goes wrong with one is a denial."""
+"""Custom policies: expressible rules, their scope, and denial when one cannot be evaluated."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def light_dana(light_platform: OwnPlatform) -> Caller:
 
 
 def join_dana(platform: OwnPlatform) -> Caller:
-    """A developer in the workspaces `default` and `other`, both of which have a blob `data`."""
+    """Return a developer in the workspaces `default` and `other`, both of which have a blob `data`."""
     platform.workspaces.create("other")
     caller = platform.join("dana", Role.DEVELOPER)
     platform.workspaces.grant("other", "dana", role=Role.DEVELOPER)
@@ -62,6 +62,7 @@ CONDITIONS = [
 ]
 
 
+@pytest.mark.slow
 def test_a_policy_forbids_by_attribute(platform: OwnPlatform, dana: Caller) -> None:
     platform.objects.label("blob:data", only=("AE",), classes=("pii",))
     group = platform.groups.create("analysts")
@@ -79,6 +80,7 @@ def test_a_policy_forbids_by_attribute(platform: OwnPlatform, dana: Caller) -> N
     assert answers == dict.fromkeys(CONDITIONS, (True, False))
 
 
+@pytest.mark.slow
 def test_a_denial_names_the_policy_its_version_and_its_rule(
     light_platform: OwnPlatform, light_dana: Caller
 ) -> None:
@@ -92,6 +94,7 @@ def test_a_denial_names_the_policy_its_version_and_its_rule(
     assert light_platform.entries()[-1]["rule"] == "policy:limits@2#why"
 
 
+@pytest.mark.slow
 def test_a_policy_on_a_workspaces_name_means_its_name(
     light_platform: OwnPlatform, light_dana: Caller
 ) -> None:
@@ -103,7 +106,8 @@ def test_a_policy_on_a_workspaces_name_means_its_name(
     assert not may_read(light_platform, light_dana, "other/data")
 
 
-def test_a_label_that_comes_later_is_felt_by_the_rules(platform: OwnPlatform, dana: Caller) -> None:
+@pytest.mark.slow
+def test_rules_see_a_label_that_is_added_later(platform: OwnPlatform, dana: Caller) -> None:
     platform.policies.publish("limits", text=no_reading('resource.classes.contains("pii")'))
     before = may_read(platform, dana)
 
@@ -112,9 +116,8 @@ def test_a_label_that_comes_later_is_felt_by_the_rules(platform: OwnPlatform, da
     assert (before, may_read(platform, dana)) == (True, False)
 
 
-def test_a_name_that_comes_later_is_felt_by_the_rules(
-    light_platform: OwnPlatform, light_dana: Caller
-) -> None:
+@pytest.mark.slow
+def test_rules_see_a_name_that_is_added_later(light_platform: OwnPlatform, light_dana: Caller) -> None:
     light_platform.policies.publish("limits", text=no_reading('resource.name like "secret-*"'))
     staged = light_platform.blobs.upload(iter([b"bytes"]))
     before = may_read(light_platform, light_dana, staged.id)
@@ -124,9 +127,10 @@ def test_a_name_that_comes_later_is_felt_by_the_rules(
     assert (before, may_read(light_platform, light_dana, staged.id)) == (True, False)
 
 
-# ------------------------------------------------------------------------------------------------ reach
+# ------------------------------------------------------------------------------------------------ scope
 
 
+@pytest.mark.slow
 def test_a_policy_holds_in_its_workspace_only(platform: OwnPlatform, dana: Caller) -> None:
     platform.policies.publish("limits", text=no_reading("true"), workspace="other")
 
@@ -134,6 +138,7 @@ def test_a_policy_holds_in_its_workspace_only(platform: OwnPlatform, dana: Calle
     assert not may_read(platform, dana, "other/data")
 
 
+@pytest.mark.slow
 def test_a_permit_of_a_workspace_opens_that_workspace_only(
     light_platform: OwnPlatform, light_dana: Caller
 ) -> None:
@@ -148,6 +153,7 @@ def test_a_permit_of_a_workspace_opens_that_workspace_only(
             light_platform.workspaces.create("mine")
 
 
+@pytest.mark.slow
 def test_a_policy_of_the_platform_holds_everywhere(light_platform: OwnPlatform, light_dana: Caller) -> None:
     light_platform.policies.publish("limits", text=no_reading("true"), workspace="platform")
 
@@ -155,6 +161,7 @@ def test_a_policy_of_the_platform_holds_everywhere(light_platform: OwnPlatform, 
     assert not may_read(light_platform, light_dana, "other/data")
 
 
+@pytest.mark.slow
 def test_an_evaluation_error_denies(light_platform: OwnPlatform, light_dana: Caller) -> None:
     light_platform.policies.publish("broken", text=no_reading(OVERFLOW))
 
@@ -164,6 +171,7 @@ def test_an_evaluation_error_denies(light_platform: OwnPlatform, light_dana: Cal
     assert denied.value.details["rule"] == "evaluation-error"
 
 
+@pytest.mark.slow
 def test_an_evaluation_error_denies_in_its_workspace_only(platform: OwnPlatform, dana: Caller) -> None:
     platform.policies.publish("broken", text=no_reading(OVERFLOW), workspace="other")
 
@@ -171,6 +179,7 @@ def test_an_evaluation_error_denies_in_its_workspace_only(platform: OwnPlatform,
     assert not may_read(platform, dana, "other/data")
 
 
+@pytest.mark.slow
 def test_a_withdrawn_policy_has_no_effect(platform: OwnPlatform, dana: Caller) -> None:
     platform.policies.publish("limits", text=no_reading("true"))
     forbidden = may_read(platform, dana)
@@ -181,6 +190,7 @@ def test_a_withdrawn_policy_has_no_effect(platform: OwnPlatform, dana: Caller) -
     assert platform.policies.list().items == ()
 
 
+@pytest.mark.slow
 def test_a_new_version_takes_the_place_of_the_old_one(
     light_platform: OwnPlatform, light_dana: Caller
 ) -> None:
@@ -192,7 +202,8 @@ def test_a_new_version_takes_the_place_of_the_old_one(
     assert may_read(light_platform, light_dana)
 
 
-def test_a_change_is_felt_by_another_process_at_once(platform: OwnPlatform, dana: Caller) -> None:
+@pytest.mark.slow
+def test_a_change_takes_effect_in_another_process_at_once(platform: OwnPlatform, dana: Caller) -> None:
     other = platform.again()
     before = may_read(other, dana)
 
@@ -207,6 +218,7 @@ def test_a_change_is_felt_by_another_process_at_once(platform: OwnPlatform, dana
         other.get("data")
 
 
+@pytest.mark.slow
 def test_a_stream_stops_when_its_reader_loses_the_right(
     light_platform: OwnPlatform, light_dana: Caller
 ) -> None:
@@ -225,6 +237,7 @@ def test_a_stream_stops_when_its_reader_loses_the_right(
 # ------------------------------------------------------------------------------------------- publishing
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "text",
     [
@@ -241,7 +254,7 @@ def test_a_stream_stops_when_its_reader_loses_the_right(
         'permit (principal, action, resource); forbid (principal, action == Action::"blob.fly", resource);',
     ],
 )
-def test_a_policy_that_does_not_fit_is_refused(light_platform: OwnPlatform, text: str) -> None:
+def test_an_invalid_policy_is_refused(light_platform: OwnPlatform, text: str) -> None:
     for attempt in (light_platform.policies.publish, light_platform.policies.check):
         arguments = {"name": "limits"} if attempt == light_platform.policies.publish else {}
         with pytest.raises(PolicyInvalid) as refused:
@@ -251,7 +264,8 @@ def test_a_policy_that_does_not_fit_is_refused(light_platform: OwnPlatform, text
     assert light_platform.policies.list().items == ()
 
 
-def test_a_check_counts_rules_not_words(light_platform: OwnPlatform) -> None:
+@pytest.mark.slow
+def test_a_check_counts_rules_not_keywords(light_platform: OwnPlatform) -> None:
     text = '@id("forbid-what-others-permit") forbid (principal, action, resource) when { false };'
 
     assert light_platform.policies.check(text=text).rules == 1

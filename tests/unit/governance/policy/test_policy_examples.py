@@ -1,4 +1,4 @@
-"""Example decisions from a file: what they can say, and what is said of a file that is wrong."""
+"""Example decisions from a file: their format, and the faults of a wrong file."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def test_every_fault_of_a_file_is_named_at_once(tmp_path: Path) -> None:
     ]
 
 
-def test_what_is_wrong_with_the_policies_is_named(tmp_path: Path) -> None:
+def test_faults_of_the_policies_are_named(tmp_path: Path) -> None:
     text = 'policies = ["nowhere*.cedar", "bad.cedar"]\n[[example]]\nwho = "a"\naction = "blob.reed"\nexpect = "deny"'
 
     with pytest.raises(InvalidInput) as raised:
@@ -195,6 +195,6 @@ def test_what_is_wrong_with_the_policies_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text", ["", "x = [", "example = 3", "\x00", 'policies = ["/etc/*.cedar"]\n[[example]]\nwho="a"']
 )
-def test_a_file_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
+def test_an_invalid_file_is_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(InvalidInput):
         run(tmp_path, text)

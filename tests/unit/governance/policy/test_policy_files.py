@@ -1,4 +1,4 @@
-"""Policies that come from files of the home, and lists that policies have left holes in."""
+"""Policies from files of the home, and full pages of lists with hidden objects."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ def test_a_policy_file_that_is_wrong_or_missing_stops_the_start(tmp_path: Path, 
         make_platform(tmp_path, toml=f'policies = ["{pattern}"]').close()
 
 
+@pytest.mark.slow
 def test_pages_are_full_although_most_objects_are_hidden(platform: OwnPlatform) -> None:
     dana = platform.join("dana", Role.VIEWER)
     names = [f"{'seen' if number % 4 == 3 else 'hidden'}-{number:02}" for number in range(24)]

@@ -1,4 +1,4 @@
-"""What each role may do, what a denial says, and that the unknown and the forbidden look alike."""
+"""Permissions of each role, the text of a denial, and that unknown and forbidden objects look alike."""
 
 from __future__ import annotations
 
@@ -38,6 +38,7 @@ DOCUMENTED: dict[str, tuple[set[Role], Callable[[OwnPlatform], Any]]] = {
     "workspaces.create": (set(), lambda p: p.workspaces.create("other")),
     "users.create": (set(), lambda p: p.users.create("other")),
     "blobs.cleanup": (set(), lambda p: p.blobs.cleanup()),
+    "features.cleanup": (set(), lambda p: p.features.cleanup()),
     "audit.verify": (set(), lambda p: p.audit.verify()),
     "keys.rotate": (set(), lambda p: p.keys.rotate()),
 }
@@ -79,7 +80,7 @@ def test_a_role_at_the_platform_holds_in_every_workspace_and_one_elsewhere_does_
             assert not ENGINE.decide(elsewhere, op.name, there).allowed
 
 
-def test_an_owner_may_show_what_is_theirs_without_a_role() -> None:
+def test_an_owner_may_show_their_own_objects_without_a_role() -> None:
     owner = PrincipalFacts("user_o", "o", "user")
 
     assert ENGINE.decide(owner, "objects.show", thing("workspace_a", owner="user_o")).rule == "owner"
@@ -106,7 +107,7 @@ def test_a_denial_names_the_rule_and_the_roles_that_would_be_allowed(platform: O
     assert platform.entries()[-1]["rule"] == "default"
 
 
-def test_a_role_is_felt_as_soon_as_it_is_granted_and_revoked(platform: OwnPlatform) -> None:
+def test_granting_and_revoking_a_role_takes_effect_at_once(platform: OwnPlatform) -> None:
     platform.put("data", b"bytes")
     vera = platform.join("vera")
 
@@ -122,18 +123,19 @@ def test_a_role_is_felt_as_soon_as_it_is_granted_and_revoked(platform: OwnPlatfo
     assert (before, granted, reads()) == (False, True, False)
 
 
-# ----------------------------------------------------------------- the unknown and the forbidden look alike
+# ----------------------------------------------------------------- unknown and forbidden objects look alike
 
 
 @pytest.fixture
 def stranger(light_platform: OwnPlatform) -> Caller:
-    """Someone of another workspace than `secret`, which has a blob and a policy."""
+    """Return a user of another workspace than `secret`, which has a blob and a policy."""
     light_platform.workspaces.create("secret")
     light_platform.put("plans", b"bytes", workspace="secret")
     light_platform.policies.publish("rule", text=HARMLESS, workspace="secret")
     return light_platform.join("eve", Role.ADMIN)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ask", "hidden", "unknown"),
     [
@@ -190,7 +192,7 @@ def stranger(light_platform: OwnPlatform) -> Caller:
         ),
     ],
 )
-def test_what_one_may_not_see_looks_unknown(
+def test_hidden_objects_look_unknown(
     light_platform: OwnPlatform,
     stranger: Caller,
     ask: Callable[[OwnPlatform, str], Any],
@@ -201,6 +203,7 @@ def test_what_one_may_not_see_looks_unknown(
         assert refusal(light_platform, ask, hidden) == refusal(light_platform, ask, unknown)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ask", [lambda p, ref: p.blobs.show(ref), lambda p, ref: p.objects.show(ref)])
 def test_an_id_of_another_workspace_looks_unknown(
     light_platform: OwnPlatform, stranger: Caller, ask: Callable[[OwnPlatform, str], Any]
@@ -212,6 +215,7 @@ def test_an_id_of_another_workspace_looks_unknown(
         assert refusal(light_platform, ask, ident) == refusal(light_platform, ask, invented)
 
 
+@pytest.mark.slow
 def test_lists_show_nothing_of_other_workspaces(light_platform: OwnPlatform, stranger: Caller) -> None:
     with acting_as(stranger):
         assert [each.name for each in light_platform.workspaces.list().items] == ["default"]
@@ -219,7 +223,7 @@ def test_lists_show_nothing_of_other_workspaces(light_platform: OwnPlatform, str
 
 
 def refusal(platform: OwnPlatform, ask: Callable[[OwnPlatform, str], Any], reference: str) -> tuple[Any, ...]:
-    """What a caller is told, with the name that it gave left out."""
+    """Return the error that a caller gets, without the name that it gave."""
     with pytest.raises(NotFound) as refused:
         ask(platform, reference)
     error = refused.value

@@ -1,4 +1,4 @@
-"""A platform with prices and machines of the test's own, and attempts that begin and end when the test says."""
+"""A platform with prices and fake nodes, and attempts that begin and end when the test says."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ NODE = Node(
 
 
 @dataclass
-class PretendedJobs:
-    """What the room of jobs would say."""
+class FakeJobs:
+    """The answers of the job service."""
 
     unfinished: dict[str, tuple[int, int]] = field(default_factory=dict)
     named: dict[str, str] = field(default_factory=dict)
@@ -61,7 +61,7 @@ class PretendedJobs:
 
 
 class SchedulingServices:
-    """The services on pretended machines."""
+    """The scheduling services on fake nodes."""
 
     def __init__(
         self, platform: OwnPlatform, *, prices: Prices | None = PRICES, half_life: timedelta = HALF_LIFE
@@ -69,7 +69,7 @@ class SchedulingServices:
         self.platform = platform
         self.clock = platform.clock
         self.user = str(platform.users.whoami().principal.id)
-        self.jobs = PretendedJobs()
+        self.jobs = FakeJobs()
         self.accounts = QueueAccounts(nodes=lambda: (NODE,), prices=prices, half_life=half_life)
         gate = platform.parts.gate
         self.intents = IntentQueue()
@@ -86,9 +86,9 @@ class SchedulingServices:
     def workspace(self, name: str) -> ObjectId:
         return self.platform.workspaces.create(name).id
 
-    def submit(self, workspace: str = "default", *, name: str | None = None, **asked: Any) -> Request:
-        """What a job would ask for; `asked` is for its queue, and what each replica holds."""
-        queue, replicas = asked.pop("queue", "default"), asked.pop("replicas", 1)
+    def submit(self, workspace: str = "default", *, name: str | None = None, **resources: Any) -> Request:
+        """Return the request of a job; `resources` has its queue, and the resources of each replica."""
+        queue, replicas = resources.pop("queue", "default"), resources.pop("replicas", 1)
         ident = new_id("job")
         with self.platform.database.write() as tx:
             home = objects.resolve(tx, workspace, kind="workspace", workspace="platform")
@@ -107,7 +107,7 @@ class SchedulingServices:
             job=ident,
             queue=queue,
             replicas=replicas,
-            each=Resources(**asked),
+            each=Resources(**resources),
             submitted_at=self.clock(),
             workspace=home.id,
         )
@@ -145,10 +145,15 @@ class SchedulingServices:
             )
 
     def ran(
-        self, workspace: str = "default", *, hours: float, used: dict[str, Any] | None = None, **asked: Any
+        self,
+        workspace: str = "default",
+        *,
+        hours: float,
+        used: dict[str, Any] | None = None,
+        **resources: Any,
     ) -> Request:
-        """A job that began now and has ended so many hours later."""
-        request = self.submit(workspace, **asked)
+        """Run a job that begins now and ends that many hours later."""
+        request = self.submit(workspace, **resources)
         self.begin(request)
         self.clock.advance(timedelta(hours=hours))
         self.end(request, **(used or {}))
@@ -165,7 +170,7 @@ class SchedulingServices:
 def services(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[SchedulingServices]:
-    """The test runs once on SQLite and once on PostgreSQL, at noon of a Wednesday."""
+    """Scheduling services at noon of a Wednesday; the test runs on SQLite and on PostgreSQL."""
     clock = Clock()
     clock.now = NOON
     if request.param == "sqlite":
@@ -181,7 +186,7 @@ def services(
 
 @pytest.fixture
 def light_services(tmp_path: Path, sqlite_schema: Path) -> Iterator[SchedulingServices]:
-    """The same on SQLite only, for what does not depend on the database."""
+    """The same on SQLite only, for tests that do not depend on the database."""
     clock = Clock()
     clock.now = NOON
     (tmp_path / "home").mkdir()

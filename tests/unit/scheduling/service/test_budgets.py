@@ -29,7 +29,7 @@ def left(services: SchedulingServices) -> tuple[Budget, ...]:
         return services.accounts.budgets(tx, now=services.clock())
 
 
-def test_used_and_left_to_the_digit(services: SchedulingServices) -> None:
+def test_used_and_remaining_amounts_are_exact(services: SchedulingServices) -> None:
     risk = services.workspace("risk")
     services.queues.set_budget("risk", gpu_hours=100, money=1000)
     services.ran("risk", gpus=2, cpus=4, hours=3, used={"gpu_energy_j": 7_200_000.0})
@@ -65,7 +65,7 @@ def test_running_attempts_count_up_to_now(services: SchedulingServices) -> None:
     ("period", "begins"),
     [("month", datetime(2026, 4, 1, tzinfo=UTC)), ("week", datetime(2026, 3, 16, tzinfo=UTC))],
 )
-def test_a_new_period_begins_anew_and_has_its_part_of_what_runs_on(
+def test_a_new_period_starts_at_zero_and_includes_its_share_of_running_attempts(
     services: SchedulingServices, period: Any, begins: datetime
 ) -> None:
     services.workspace("risk")
@@ -84,7 +84,7 @@ def test_a_new_period_begins_anew_and_has_its_part_of_what_runs_on(
     assert running.used_gpu_hours == ended.used_gpu_hours == 12.0
 
 
-def test_a_budget_without_period_counts_from_when_it_was_set(services: SchedulingServices) -> None:
+def test_a_budget_without_period_counts_from_its_creation(services: SchedulingServices) -> None:
     services.workspace("risk")
     services.ran("risk", gpus=1, hours=5)
     services.queues.set_budget("risk", gpu_hours=10, period="none")
@@ -99,7 +99,7 @@ def test_a_budget_without_period_counts_from_when_it_was_set(services: Schedulin
     assert raised.left_gpu_hours == 1040.0
 
 
-def test_setting_neither_takes_the_budget_away(services: SchedulingServices) -> None:
+def test_setting_no_bound_removes_the_budget(services: SchedulingServices) -> None:
     services.workspace("risk")
     services.queues.set_budget("risk", gpu_hours=10, period="week")
 
@@ -138,7 +138,7 @@ def test_money_needs_prices(light_services: SchedulingServices) -> None:
 @pytest.mark.parametrize(
     "wrong", [{"gpu_hours": -1}, {"money": float("inf")}, {"gpu_hours": 1, "period": "day"}]
 )
-def test_what_is_not_valid_is_refused(light_services: SchedulingServices, wrong: dict[str, Any]) -> None:
+def test_invalid_budgets_are_refused(light_services: SchedulingServices, wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput):
         light_services.queues.set_budget("default", **wrong)
 

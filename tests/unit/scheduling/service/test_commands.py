@@ -1,4 +1,4 @@
-"""`falaj queues` and `falaj usage` as people type them."""
+"""`falaj queues` and `falaj usage` on the command line."""
 
 from __future__ import annotations
 
@@ -81,7 +81,8 @@ def settings(falaj: CommandLine, name: str) -> Any:
 # ----------------------------------------------------------------------------------------------- setting
 
 
-def test_what_is_not_said_stays_as_it_is(falaj: CommandLine) -> None:
+@pytest.mark.slow
+def test_omitted_options_keep_their_values(falaj: CommandLine) -> None:
     falaj.done("queues", "set", "risk", "--gpus", "4", "--gpu-limit", "8", "--memory", "64GiB")
 
     falaj.done("queues", "set", "risk", "--weight", "2.5", "--memory", "32GiB")
@@ -92,7 +93,7 @@ def test_what_is_not_said_stays_as_it_is(falaj: CommandLine) -> None:
     assert found["weight"] == 2.5
 
 
-def test_none_takes_a_bound_away_and_no_borrow_the_limit(falaj: CommandLine) -> None:
+def test_none_removes_a_bound_and_no_borrow_sets_the_limit(falaj: CommandLine) -> None:
     falaj.done("queues", "set", "risk", "--gpus", "4", "--cpus", "16", "--gpu-limit", "8")
 
     falaj.done("queues", "set", "risk", "--cpus", "none", "--no-borrow")
@@ -102,6 +103,7 @@ def test_none_takes_a_bound_away_and_no_borrow_the_limit(falaj: CommandLine) -> 
     assert found["limit"] is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "first",
     [
@@ -110,7 +112,7 @@ def test_none_takes_a_bound_away_and_no_borrow_the_limit(falaj: CommandLine) -> 
         (),
     ],
 )
-def test_the_undo_sets_it_as_it_was(falaj: CommandLine, first: tuple[str, ...]) -> None:
+def test_the_undo_command_restores_the_queue(falaj: CommandLine, first: tuple[str, ...]) -> None:
     falaj.done("queues", "set", "bank")
     falaj.done("queues", "set", "risk", *first)
     before = settings(falaj, "risk")
@@ -123,6 +125,7 @@ def test_the_undo_sets_it_as_it_was(falaj: CommandLine, first: tuple[str, ...]) 
     assert settings(falaj, "risk") == before
 
 
+@pytest.mark.slow
 def test_a_removed_queue_comes_back_by_the_undo(falaj: CommandLine) -> None:
     falaj.done("queues", "set", "risk", "--gpus", "4", "--weight", "3")
     before = settings(falaj, "risk")
@@ -135,7 +138,7 @@ def test_a_removed_queue_comes_back_by_the_undo(falaj: CommandLine) -> None:
 
 
 @pytest.mark.parametrize(
-    ("typed", "said"),
+    ("typed", "message"),
     [
         (("--gpus", "many"), "--gpus"),
         (("--gpus", "-1"), "--gpus"),
@@ -145,17 +148,15 @@ def test_a_removed_queue_comes_back_by_the_undo(falaj: CommandLine) -> None:
         (("--gpus", "4", "--gpu-limit", "2"), "at least the quota, 4"),
     ],
 )
-def test_what_is_wrong_is_named_as_it_was_typed(
-    falaj: CommandLine, typed: tuple[str, ...], said: str
-) -> None:
+def test_faults_are_named_as_typed(falaj: CommandLine, typed: tuple[str, ...], message: str) -> None:
     ran = falaj("queues", "set", "risk", *typed)
 
     assert ran.status == 2
-    assert said in ran.err
+    assert message in ran.err
 
 
 @pytest.mark.parametrize("what", ["parent", "workspace"])
-def test_what_is_not_there_is_named(falaj: CommandLine, what: str) -> None:
+def test_unknown_queues_are_named(falaj: CommandLine, what: str) -> None:
     ran = falaj("queues", "set", "risk", f"--{what}", "nowhere")
 
     assert ran.status == 1
@@ -169,7 +170,7 @@ def test_removing_asks_first(falaj: CommandLine) -> None:
     assert settings(falaj, "risk")["name"] == "risk"
 
 
-def test_budgets(falaj: CommandLine) -> None:
+def test_budgets_are_set_and_shown(falaj: CommandLine) -> None:
     made = falaj.done("queues", "set-budget", "default", "--gpu-hours", "100.5", "--period", "week")
     shown = falaj.done("queues", "budgets")
     gone = falaj.done("queues", "set-budget", "default")
@@ -183,7 +184,7 @@ def test_budgets(falaj: CommandLine) -> None:
 # ----------------------------------------------------------------------------------------------- figures
 
 
-def test_the_tree(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_queue_tree_is_drawn(capsys: pytest.CaptureFixture[str]) -> None:
     print_tree([BANK, CARDS, QueueState(settings=QueueSettings(name="default")), RISK])
 
     lines = capsys.readouterr().out.splitlines()
@@ -193,7 +194,7 @@ def test_the_tree(capsys: pytest.CaptureFixture[str]) -> None:
     assert "32 GiB of 64 GiB, up to all" in lines[3]
 
 
-def test_the_tree_where_only_ascii_is_shown(
+def test_the_queue_tree_is_drawn_in_ascii(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(queue_tables, "encodable", partial(encodable, encoding="ascii"))
@@ -206,7 +207,7 @@ def test_the_tree_where_only_ascii_is_shown(
     assert "########.." in out
 
 
-def test_one_queue(capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_queue_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     print_queue(RISK)
 
     out = capsys.readouterr().out
@@ -216,7 +217,7 @@ def test_one_queue(capsys: pytest.CaptureFixture[str]) -> None:
     assert "risk and 1 that you may not see" in out
 
 
-def test_a_budget_that_is_overspent(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_overspent_budget_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     terms = BudgetTerms(workspace="risk", gpu_hours=10, money=1234567.5)
     state = BudgetState(
         terms=terms,
@@ -234,7 +235,7 @@ def test_a_budget_that_is_overspent(capsys: pytest.CaptureFixture[str]) -> None:
     assert "0.00 of 1234567.5 AED, 1234567.50 left" in out
 
 
-def test_a_report_says_what_is_not_known(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_report_marks_unknown_figures(capsys: pytest.CaptureFixture[str]) -> None:
     line = UsageRow(
         id="job_1", name="fitting", workspace="risk", attempts=2, running=1, gpu_hours=3, cpu_hours=6
     )
@@ -253,7 +254,7 @@ def test_a_report_says_what_is_not_known(capsys: pytest.CaptureFixture[str]) -> 
 # ------------------------------------------------------------------------------------------------- usage
 
 
-def test_usage_alone_shows(falaj: CommandLine) -> None:
+def test_usage_without_a_command_shows_the_report(falaj: CommandLine) -> None:
     alone = falaj.json("usage")
     named = falaj.json("usage", "show", "--by", "workspace")
 
@@ -266,14 +267,14 @@ def test_usage_alone_shows(falaj: CommandLine) -> None:
     ("typed", "since"),
     [("2026-03-01", "2026-03-01T00:00:00Z"), ("2026-03-01T04:00+04:00", "2026-03-01T00:00:00Z")],
 )
-def test_moments_as_they_are_typed(falaj: CommandLine, typed: str, since: str) -> None:
+def test_timestamps_are_parsed_as_typed(falaj: CommandLine, typed: str, since: str) -> None:
     found = falaj.json("usage", "--since", typed)["since"]
 
     assert datetime.fromisoformat(found) == datetime.fromisoformat(since)
 
 
 @pytest.mark.parametrize("typed", ["5", "yesterday", "2026-13-01"])
-def test_what_is_no_moment_is_refused(falaj: CommandLine, typed: str) -> None:
+def test_an_invalid_timestamp_is_refused(falaj: CommandLine, typed: str) -> None:
     ran = falaj("usage", "--since", typed)
 
     assert ran.status == 2

@@ -1,4 +1,4 @@
-"""Prices and the half-life come from falaj.toml; what is wrong there is named."""
+"""Prices and the half-life come from falaj.toml, and faults there are named."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def config(folder: Path, text: str) -> Config:
     return read_config(path)
 
 
-def test_what_stands_in_the_file(tmp_path: Path) -> None:
+def test_prices_and_half_life_are_read_from_the_file(tmp_path: Path) -> None:
     found = config(tmp_path, TOML)
 
     prices = {"cpu_hour": 0.5, "gpu_hour": 8.0, "gpu_models": {"NVIDIA H200": 12.5}, "energy_kwh": 0.25}
@@ -42,7 +42,7 @@ def test_what_stands_in_the_file(tmp_path: Path) -> None:
     assert found.queue.half_life == timedelta(hours=12)
 
 
-def test_nothing_stands_there(tmp_path: Path) -> None:
+def test_defaults_apply_without_configuration(tmp_path: Path) -> None:
     found = config(tmp_path, "")
 
     assert found.prices is None
@@ -61,14 +61,14 @@ def test_nothing_stands_there(tmp_path: Path) -> None:
         ('[queue]\nhalf_life = "1s"', "queue.half_life"),
     ],
 )
-def test_what_is_wrong_is_named_by_its_field(tmp_path: Path, text: str, field: str) -> None:
+def test_faults_are_named_by_field(tmp_path: Path, text: str, field: str) -> None:
     with pytest.raises(ConfigInvalid) as refused:
         config(tmp_path, text)
 
     assert [fault.where.endswith(field) for fault in refused.value.faults] == [True]
 
 
-def test_the_platform_reckons_with_them(tmp_path: Path) -> None:
+def test_the_platform_uses_the_configured_prices(tmp_path: Path) -> None:
     with make_platform(tmp_path, toml=TOML) as platform:
         budget = platform.queues.set_budget("default", money=100).budget
 

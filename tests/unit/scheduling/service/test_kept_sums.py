@@ -1,4 +1,4 @@
-"""What is kept added up, for budgets and shares, is what adding up every attempt gives."""
+"""The stored sums of budgets and shares equal the sums over all attempts."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def history(services: SchedulingServices) -> dict[str, float]:
 
 
 def peak_share(services: SchedulingServices) -> float:
-    """The most that was ever held at once of the GPUs, of which these jobs hold more than of anything else."""
+    """Return the largest share of GPUs held at once; these jobs use GPUs more than anything else."""
     rows = services.platform.rows(usage)
     held = [
         sum(row["gpus_milli"] for row in rows if row["started_at"] <= at and at < (row["ended_at"] or NEVER))
@@ -58,7 +58,7 @@ def peak_share(services: SchedulingServices) -> float:
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(steps=STEPS)
-def test_whatever_happens(
+def test_kept_sums_equal_recomputed_sums_for_any_history(
     light_services: SchedulingServices, period: str, steps: list[tuple[str, int, float]]
 ) -> None:
     services = light_services
@@ -80,15 +80,13 @@ def test_whatever_happens(
     added = left(services)
     assert kept.gpu_hours == pytest.approx(added.gpu_hours, abs=1e-6)
     assert kept.money == pytest.approx(added.money, abs=1e-6)
-    left_out = (
-        peak_share(services) * 0.5**HALF_LIVES_KEPT
-    )  # at most, of what was held before that many half-lives
+    left_out = peak_share(services) * 0.5**HALF_LIVES_KEPT  # an upper bound: older usage has decayed
     assert held == pytest.approx(history(services), abs=left_out + 1e-9)
     for request in running:
         services.end(request)
 
 
-def test_the_next_attempt_that_ends_keeps_it_by_the_new_half_life(services: SchedulingServices) -> None:
+def test_a_new_half_life_applies_when_the_next_attempt_ends(services: SchedulingServices) -> None:
     services.ran(gpus=4, hours=100)
     services.ran(gpus=2, hours=10)
     services.accounts._half_life = timedelta(days=1)
@@ -100,7 +98,7 @@ def test_the_next_attempt_that_ends_keeps_it_by_the_new_half_life(services: Sche
     assert services.platform.rows_of("SELECT half_life_s FROM scheduling_history") == [86400.0]
 
 
-def test_money_is_counted_in_the_currency_of_today(services: SchedulingServices) -> None:
+def test_money_is_counted_in_the_current_currency(services: SchedulingServices) -> None:
     services.queues.set_budget("default", money=100)
     services.ran(gpus=1, hours=1)
     assert left(services).money == 87.0
@@ -111,7 +109,7 @@ def test_money_is_counted_in_the_currency_of_today(services: SchedulingServices)
     assert left(services).money == 74.0
 
 
-def test_a_budget_set_late_knows_what_was_used_before(services: SchedulingServices) -> None:
+def test_a_budget_set_later_includes_earlier_usage(services: SchedulingServices) -> None:
     services.ran(gpus=1, hours=3)
     services.begin(services.submit(gpus=2))
     services.clock.advance(timedelta(hours=1))

@@ -1,4 +1,4 @@
-"""Queues: what may be set, what they hold and have held, and who may see and change them."""
+"""Queues: valid settings, current and past usage, and who may see and change them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def gpus(count: int) -> Quota:
 
 
 def faults(call: Callable[[], Any]) -> dict[str, str]:
-    """What was refused: where, and what is said about it."""
+    """Return the faults of a refused call: the field, and its message."""
     with pytest.raises(InvalidInput) as refused:
         call()
     return {fault.where: f"{fault.given} / {fault.allowed}" for fault in refused.value.faults}
@@ -68,7 +68,7 @@ def test_a_queue_is_set_and_shown(services: SchedulingServices) -> None:
     assert services.queues.show("bank").children == ("risk",)
 
 
-def test_setting_again_replaces_and_says_what_was(services: SchedulingServices) -> None:
+def test_setting_again_replaces_and_returns_the_previous_settings(services: SchedulingServices) -> None:
     services.queues.set("risk", quota=gpus(4), weight=3.0)
 
     changed = services.queues.set("risk", quota=gpus(2))
@@ -99,10 +99,10 @@ def test_a_cycle_is_refused(services: SchedulingServices, middle: bool) -> None:
     if middle:
         services.queues.set("c", parent="b")
 
-    said = faults(lambda: services.queues.set("a", parent="c" if middle else "b"))
+    refusals = faults(lambda: services.queues.set("a", parent="c" if middle else "b"))
 
     path = "a under c under b under a" if middle else "a under b under a"
-    assert said == {"parent": f"{path} / a queue that is not below this one"}
+    assert refusals == {"parent": f"{path} / a queue that is not below this one"}
 
 
 def test_a_queue_under_itself_is_refused(services: SchedulingServices) -> None:
@@ -112,36 +112,37 @@ def test_a_queue_under_itself_is_refused(services: SchedulingServices) -> None:
 
 
 def test_a_limit_below_the_quota_is_refused(services: SchedulingServices) -> None:
-    said = faults(
+    refusals = faults(
         lambda: services.queues.set("risk", quota=Quota(gpus=4, cpus=8), limit=Quota(gpus=3, cpus=8))
     )
 
-    assert said == {"limit.gpus": "3, with a quota of 4 / at least the quota, 4"}
+    assert refusals == {"limit.gpus": "3, with a quota of 4 / at least the quota, 4"}
 
 
-def test_a_limit_on_what_has_no_quota_is_refused(services: SchedulingServices) -> None:
-    said = faults(lambda: services.queues.set("risk", quota=gpus(4), limit=Quota(gpus=8, cpus=8)))
+def test_a_limit_on_a_resource_without_a_quota_is_refused(services: SchedulingServices) -> None:
+    refusals = faults(lambda: services.queues.set("risk", quota=gpus(4), limit=Quota(gpus=8, cpus=8)))
 
-    assert list(said) == ["limit.cpus"]
+    assert list(refusals) == ["limit.cpus"]
 
 
-def test_children_get_no_more_than_their_parent_has(services: SchedulingServices) -> None:
+def test_child_quotas_cannot_exceed_the_parent_quota(services: SchedulingServices) -> None:
     services.queues.set("bank", quota=gpus(8))
     services.queues.set("risk", quota=gpus(5), parent="bank")
 
-    said = faults(lambda: services.queues.set("cards", quota=gpus(4), parent="bank"))
+    refusals = faults(lambda: services.queues.set("cards", quota=gpus(4), parent="bank"))
 
-    assert said == {"quota.gpus": "4; total 9 (cards 4 + risk 5) / at most 3: bank has 8"}
+    assert refusals == {"quota.gpus": "4; total 9 (cards 4 + risk 5) / at most 3: bank has 8"}
     assert services.queues.set("cards", quota=gpus(3), parent="bank").queue is not None
 
 
-def test_a_parent_keeps_what_its_children_have(services: SchedulingServices) -> None:
+@pytest.mark.slow
+def test_a_parent_quota_cannot_shrink_below_its_children(services: SchedulingServices) -> None:
     services.queues.set("bank", quota=gpus(8))
     services.queues.set("risk", quota=gpus(5), parent="bank")
 
-    said = faults(lambda: services.queues.set("bank", quota=gpus(4)))
+    refusals = faults(lambda: services.queues.set("bank", quota=gpus(4)))
 
-    assert said == {"quota.gpus": "4 / at least 5, the total of its children"}
+    assert refusals == {"quota.gpus": "4 / at least 5, the total of its children"}
 
 
 def test_a_queue_can_be_made_larger_where_it_is(services: SchedulingServices) -> None:
@@ -162,22 +163,22 @@ def test_a_queue_can_be_made_larger_where_it_is(services: SchedulingServices) ->
         {"version": -1},
     ],
 )
-def test_what_is_not_valid_is_refused(light_services: SchedulingServices, wrong: dict[str, Any]) -> None:
+def test_invalid_settings_are_refused(light_services: SchedulingServices, wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput):
         light_services.queues.set("risk", **wrong)
 
     assert [each.name for each in light_services.queues.list().items] == ["default"]
 
 
-def test_a_name_that_is_none_is_refused(light_services: SchedulingServices) -> None:
+def test_an_invalid_name_is_refused(light_services: SchedulingServices) -> None:
     with pytest.raises(InvalidInput):
         light_services.queues.set("Risk Team")
 
 
-# --------------------------------------------------------------------------------------------- at once
+# ---------------------------------------------------------------------------------- concurrent changes
 
 
-def test_of_two_administrators_who_saw_the_same_one_is_told(services: SchedulingServices) -> None:
+def test_the_second_change_based_on_one_version_conflicts(services: SchedulingServices) -> None:
     seen = services.queues.set("risk", quota=gpus(4)).queue
     assert seen is not None
     services.queues.set("risk", quota=gpus(5), version=seen.version)
@@ -188,7 +189,7 @@ def test_of_two_administrators_who_saw_the_same_one_is_told(services: Scheduling
     assert services.queues.show("risk").settings.quota == gpus(5)
 
 
-def test_two_administrators_at_once_do_not_share_out_more_than_there_is(services: SchedulingServices) -> None:
+def test_concurrent_changes_do_not_exceed_the_parent_quota(services: SchedulingServices) -> None:
     services.queues.set("bank", quota=gpus(8))
     together = threading.Barrier(2)
 
@@ -210,7 +211,7 @@ def test_two_administrators_at_once_do_not_share_out_more_than_there_is(services
 # ------------------------------------------------------------------------------------------- removing
 
 
-def test_a_removed_queue_is_gone_and_its_settings_are_told(services: SchedulingServices) -> None:
+def test_a_removed_queue_is_gone_and_its_settings_are_returned(services: SchedulingServices) -> None:
     services.queues.set("risk", quota=gpus(4), weight=2.0)
 
     removed = services.queues.remove("risk")
@@ -222,12 +223,12 @@ def test_a_removed_queue_is_gone_and_its_settings_are_told(services: SchedulingS
     assert services.queues.set("risk").before is None
 
 
-def test_the_default_queue_stays(services: SchedulingServices) -> None:
+def test_the_default_queue_cannot_be_removed(services: SchedulingServices) -> None:
     with pytest.raises(Conflict, match="default cannot be removed"):
         services.queues.remove("default")
 
 
-def test_a_queue_with_queues_below_it_stays(services: SchedulingServices) -> None:
+def test_a_queue_with_children_cannot_be_removed(services: SchedulingServices) -> None:
     services.queues.set("bank")
     services.queues.set("risk", parent="bank")
 
@@ -235,8 +236,11 @@ def test_a_queue_with_queues_below_it_stays(services: SchedulingServices) -> Non
         services.queues.remove("bank")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unfinished", [(1, 0), (0, 2)])
-def test_a_queue_with_jobs_stays(services: SchedulingServices, unfinished: tuple[int, int]) -> None:
+def test_a_queue_with_jobs_cannot_be_removed(
+    services: SchedulingServices, unfinished: tuple[int, int]
+) -> None:
     services.queues.set("risk")
     services.jobs.unfinished["risk"] = unfinished
 
@@ -249,7 +253,7 @@ def test_a_queue_with_jobs_stays(services: SchedulingServices, unfinished: tuple
 # --------------------------------------------------------------------------------------------- figures
 
 
-def test_what_is_held_and_borrowed_is_counted_up_the_tree(services: SchedulingServices) -> None:
+def test_held_and_borrowed_resources_are_counted_up_the_tree(services: SchedulingServices) -> None:
     services.queues.set("bank", quota=gpus(4), limit=gpus(8))
     services.queues.set("risk", quota=gpus(2), limit=gpus(8), parent="bank")
     services.begin(services.submit(queue="risk", gpus=2, cpus=4, memory_bytes=1 << 30, replicas=2))
@@ -267,7 +271,7 @@ def test_what_is_held_and_borrowed_is_counted_up_the_tree(services: SchedulingSe
     assert (bank.running, bank.waiting) == (2, 4)
 
 
-def test_what_was_held_fades_by_half_lives(services: SchedulingServices) -> None:
+def test_history_decays_by_half_lives(services: SchedulingServices) -> None:
     services.queues.set("risk", weight=2.0)
     services.ran(queue="risk", gpus=8, hours=7 * 24)
 
@@ -281,7 +285,7 @@ def test_what_was_held_fades_by_half_lives(services: SchedulingServices) -> None
     assert later.history == pytest.approx(0.25, abs=1e-12)
 
 
-def test_what_runs_counts_as_it_goes_on(services: SchedulingServices) -> None:
+def test_running_attempts_count_over_time(services: SchedulingServices) -> None:
     services.queues.set("bank")
     services.queues.set("risk", parent="bank")
     services.begin(services.submit(queue="risk", gpus=4))
@@ -293,7 +297,7 @@ def test_what_runs_counts_as_it_goes_on(services: SchedulingServices) -> None:
     assert found == pytest.approx({"risk": 0.5 * 0.75, "bank": 0.5 * 0.75, "default": 0.0}, abs=1e-12)
 
 
-def test_kept_history_is_what_adding_up_every_attempt_gives(services: SchedulingServices) -> None:
+def test_kept_history_equals_the_sum_over_all_attempts(services: SchedulingServices) -> None:
     for hours in (3, 30, 300, 0.5):
         services.ran(gpus=2, cpus=16, hours=hours)
         services.clock.advance(timedelta(hours=hours / 2))
@@ -309,7 +313,7 @@ def test_kept_history_is_what_adding_up_every_attempt_gives(services: Scheduling
     assert services.queues.show("default").history == pytest.approx(kept, abs=1e-12)
 
 
-def test_a_clock_that_goes_back_makes_no_time(services: SchedulingServices) -> None:
+def test_a_clock_that_goes_back_adds_no_usage(services: SchedulingServices) -> None:
     request = services.submit(gpus=1)
     services.begin(request)
     services.clock.advance(timedelta(hours=-2))
@@ -320,10 +324,10 @@ def test_a_clock_that_goes_back_makes_no_time(services: SchedulingServices) -> N
     assert services.queues.show("default").history == 0.0
 
 
-# ------------------------------------------------------------------------------------------------ who
+# ---------------------------------------------------------------------------------------- permissions
 
 
-def test_who_may_set_queues(services: SchedulingServices) -> None:
+def test_only_platform_operators_and_admins_may_set_queues(services: SchedulingServices) -> None:
     for number, role in enumerate((Role.OPERATOR, Role.ADMIN)):
         with services.acting(f"chief-{number}", role, workspace="platform"):
             assert services.queues.set(f"made-{number}").queue is not None
@@ -341,12 +345,12 @@ def test_who_may_set_queues(services: SchedulingServices) -> None:
         with (
             acting_as(caller),
             pytest.raises((Denied, NotFound)),
-        ):  # as a stored object it is not theirs to see
+        ):  # as a stored object it is hidden from them
             services.queues.remove("made-0")
     assert {each.name for each in services.queues.list().items} == {"default", "made-0", "made-1"}
 
 
-def test_who_is_in_a_workspace_sees_the_queues_but_not_others_workspaces(
+def test_members_of_a_workspace_see_queues_but_not_other_workspaces(
     services: SchedulingServices,
 ) -> None:
     services.workspace("risk")
@@ -360,7 +364,7 @@ def test_who_is_in_a_workspace_sees_the_queues_but_not_others_workspaces(
     assert seen.unseen == 1
 
 
-def test_a_stranger_sees_no_queue(services: SchedulingServices) -> None:
+def test_a_user_without_a_role_sees_no_queue(services: SchedulingServices) -> None:
     with services.acting("sam"):
         assert services.queues.list().items == ()
         with pytest.raises(NotFound):
@@ -391,7 +395,7 @@ def test_only_the_named_workspaces_may_submit(services: SchedulingServices) -> N
             services.accounts.require_open(tx, "nowhere", cards)
 
 
-def test_a_removed_workspace_is_still_told_by_its_name(services: SchedulingServices) -> None:
+def test_a_removed_workspace_is_still_shown_by_its_name(services: SchedulingServices) -> None:
     risk = services.workspace("risk")
     services.queues.set("risk", workspaces=("risk",))
     with services.platform.database.write() as tx:

@@ -1,4 +1,4 @@
-"""The services beside the real room of jobs: what jobs do is in the accounts, in the same transaction."""
+"""The scheduling services with the real job service: usage is recorded in the same transaction."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from platforms import OwnPlatform
 
 @pytest.fixture
 def jobs(platform: OwnPlatform, tmp_path: Path) -> JobHarness:
-    """The test runs once on SQLite and once on PostgreSQL."""
+    """A job service; the test runs on SQLite and on PostgreSQL."""
     return JobHarness(platform, tmp_path)
 
 
-def test_what_an_attempt_holds_is_accounted_for(jobs: JobHarness) -> None:
+def test_resources_of_an_attempt_are_accounted_for(jobs: JobHarness) -> None:
     platform = jobs.platform
     job = jobs.submit(name="fitting", cpus=2)
     jobs.begin(job)
@@ -41,7 +41,7 @@ def test_what_an_attempt_holds_is_accounted_for(jobs: JobHarness) -> None:
     assert person.name == platform.users.whoami().principal.name
 
 
-def test_a_queue_in_which_a_job_waits_stays(jobs: JobHarness) -> None:
+def test_a_queue_with_a_waiting_job_cannot_be_removed(jobs: JobHarness) -> None:
     jobs.platform.queues.set("night")
     jobs.submit(queue="night")
 
@@ -73,7 +73,7 @@ def test_a_developer_sees_the_queues_and_cannot_change_them(jobs: JobHarness) ->
             platform.queues.set("default", weight=100)
 
 
-def test_whoever_waits_for_the_queue_is_told(jobs: JobHarness) -> None:
+def test_explanation_names_the_queue_that_a_job_waits_for(jobs: JobHarness) -> None:
     def changes() -> int:
         return sum(jobs.platform.rows_of("SELECT count FROM training_queue_changes"))
 

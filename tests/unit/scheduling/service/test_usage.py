@@ -1,4 +1,4 @@
-"""Usage: hours, energy and cost to the digit, by whom, for whom, and as a bill."""
+"""Usage: exact hours, energy and cost, by dimension, by permission, and as a bill."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def bill(services: SchedulingServices, **span: Any) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(text, newline="")))
 
 
-# ------------------------------------------------------------------------------------------- what was used
+# --------------------------------------------------------------------------------------------------- usage
 
 
 def test_hours_energy_and_cost_of_an_attempt(services: SchedulingServices) -> None:
@@ -76,7 +76,7 @@ def test_hours_energy_and_cost_of_an_attempt(services: SchedulingServices) -> No
     assert (report.since, report.until) == (datetime(2026, 3, 1, tzinfo=UTC), services.clock())
 
 
-def test_parts_of_gpus_cost_parts(services: SchedulingServices) -> None:
+def test_gpu_fractions_cost_their_fraction(services: SchedulingServices) -> None:
     services.ran(gpus=1, gpu_milli=250, hours=2)
 
     total = services.usage.show().total
@@ -85,7 +85,7 @@ def test_parts_of_gpus_cost_parts(services: SchedulingServices) -> None:
     assert total.costs == {"AED": 0.5 * 12.5 + 2 * 0.5}
 
 
-def test_slices_count_by_their_sevenths(services: SchedulingServices) -> None:
+def test_mig_slices_count_by_sevenths(services: SchedulingServices) -> None:
     services.ran(gpus=2, gpu_profile="3g.71gb", hours=1)
 
     total = services.usage.show().total
@@ -106,7 +106,7 @@ def test_the_price_is_that_of_the_model(
     assert services.usage.show().total.costs == {"AED": 2 * price + 0.5}
 
 
-def test_energy_that_was_not_measured_is_not_invented(services: SchedulingServices) -> None:
+def test_unmeasured_energy_is_not_estimated(services: SchedulingServices) -> None:
     services.ran(gpus=2, cpus=4, hours=1)
     services.ran(gpus=1, cpus=1, hours=1, used={"gpu_energy_j": 3_600_000.0})
 
@@ -116,13 +116,13 @@ def test_energy_that_was_not_measured_is_not_invented(services: SchedulingServic
     assert (total.unmeasured_gpu_hours, total.unmeasured_cpu_hours) == (2.0, 5.0)
 
 
-def test_nothing_measured_is_no_energy_at_all(services: SchedulingServices) -> None:
+def test_energy_is_unknown_when_nothing_was_measured(services: SchedulingServices) -> None:
     services.ran(gpus=1, hours=1)
 
     assert services.usage.show().total.energy_kwh is None
 
 
-def test_no_gpus_are_no_measurement_of_energy(services: SchedulingServices) -> None:
+def test_an_attempt_without_gpus_has_no_energy_measurement(services: SchedulingServices) -> None:
     services.ran(gpus=0, cpus=1, hours=1, used={"gpu_energy_j": 0.0})
 
     assert services.usage.show().total.energy_kwh is None
@@ -141,7 +141,7 @@ def test_a_running_attempt_counts_up_to_now(services: SchedulingServices) -> Non
     assert (total.unmeasured_gpu_hours, total.costs) == (1.0, {"AED": 12.5 + 0.5})
 
 
-def test_only_what_lies_between_two_moments_is_counted(services: SchedulingServices) -> None:
+def test_only_usage_within_the_time_range_is_counted(services: SchedulingServices) -> None:
     begin = services.clock()
     services.ran(gpus=2, hours=10, used={"gpu_energy_j": 36_000_000.0})
     services.clock.advance(timedelta(hours=10))
@@ -169,14 +169,14 @@ def test_every_attempt_counts_and_is_ended_once(services: SchedulingServices) ->
     assert (line.attempts, line.gpu_hours) == (2, 2.0)
 
 
-def test_an_attempt_that_never_began_here_ends_without_a_word(services: SchedulingServices) -> None:
+def test_ending_an_attempt_that_never_began_is_ignored(services: SchedulingServices) -> None:
     services.end(services.submit(gpus=1))
 
     assert services.usage.show().total.attempts == 0
 
 
 @pytest.mark.parametrize("by", ["user", "workspace", "queue"])
-def test_added_up_by(services: SchedulingServices, by: Any) -> None:
+def test_usage_is_summed_by_the_chosen_dimension(services: SchedulingServices, by: Any) -> None:
     services.workspace("risk")
     services.queues.set("night")
     dana = services.join("dana", Role.DEVELOPER, workspace="risk")
@@ -195,7 +195,7 @@ def test_added_up_by(services: SchedulingServices, by: Any) -> None:
     assert lines[1].attempts == 2
 
 
-def test_what_is_beyond_the_limit_is_in_the_total(services: SchedulingServices) -> None:
+def test_lines_beyond_the_limit_are_in_the_total(services: SchedulingServices) -> None:
     for hours in (1, 3, 2):
         services.ran(gpus=1, hours=hours)
 
@@ -214,7 +214,7 @@ def test_old_attempts_keep_their_prices_and_currency(services: SchedulingService
     assert services.usage.show().total.costs == {"AED": 13.0, "USD": 8.5}
 
 
-def test_without_prices_nothing_is_said_to_cost_nothing(light_services: SchedulingServices) -> None:
+def test_without_prices_cost_is_unknown_rather_than_zero(light_services: SchedulingServices) -> None:
     light_services.accounts._prices = None
     light_services.ran(gpus=1, hours=1)
 
@@ -222,7 +222,7 @@ def test_without_prices_nothing_is_said_to_cost_nothing(light_services: Scheduli
     assert {row["BillingCurrency"] for row in bill(light_services)} == {"XXX"}
 
 
-def test_a_span_that_ends_before_it_begins_is_refused(light_services: SchedulingServices) -> None:
+def test_a_time_range_that_ends_before_it_begins_is_refused(light_services: SchedulingServices) -> None:
     now = light_services.clock()
 
     with pytest.raises(InvalidInput, match="since"):
@@ -231,7 +231,7 @@ def test_a_span_that_ends_before_it_begins_is_refused(light_services: Scheduling
         light_services.usage.show(since=datetime(2026, 3, 1))  # noqa: DTZ001 - that is what is wrong with it
 
 
-# ----------------------------------------------------------------------------------------------------- who
+# --------------------------------------------------------------------------------------------- permissions
 
 
 def test_callers_see_only_workspaces_that_they_may_read(services: SchedulingServices) -> None:
@@ -253,8 +253,22 @@ def test_callers_see_only_workspaces_that_they_may_read(services: SchedulingServ
     assert {row["SubAccountName"] for row in rows} == {"risk"}
 
 
+@pytest.mark.slow
+def test_a_job_that_a_policy_hides_has_no_name_in_the_export(services: SchedulingServices) -> None:
+    hidden, shown = (services.ran("default", gpus=1, hours=1, name=name) for name in ("merger", "churn"))
+    text = f'forbid (principal, action == Action::"objects.show", resource == Job::"{hidden.job}");'
+    services.platform.policies.publish("hides", text=text)
+    dana = services.join("dana", Role.VIEWER)
+
+    with acting_as(dana):
+        names = {row["ResourceName"] for row in bill(services)}
+
+    assert names == {hidden.job, "churn"}
+    assert shown.job not in names
+
+
 @pytest.mark.parametrize(("role", "attempts_seen"), [(Role.AUDITOR, 1), (Role.OPERATOR, 1), (Role.VIEWER, 0)])
-def test_who_oversees_the_platform_sees_removed_workspaces(
+def test_platform_operators_see_removed_workspaces(
     services: SchedulingServices, role: Role, attempts_seen: int
 ) -> None:
     risk = services.workspace("risk")
@@ -287,7 +301,7 @@ def test_the_bill_has_every_mandatory_column(services: SchedulingServices) -> No
     assert b"".join(services.usage.export()).decode().strip().split(",") == list(COLUMNS)
 
 
-def test_the_lines_of_an_attempt(services: SchedulingServices) -> None:
+def test_an_attempt_has_a_bill_line_for_each_resource(services: SchedulingServices) -> None:
     request = services.ran(
         "default", gpus=2, cpus=4, hours=1.5, name="fitting", used={"gpu_energy_j": 7_200_000.0}
     )
@@ -314,7 +328,8 @@ def test_the_lines_of_an_attempt(services: SchedulingServices) -> None:
     assert (energy["ConsumedQuantity"], energy["ListCost"]) == ("2", "0.5")
 
 
-def test_the_bill_adds_up_to_what_is_shown(services: SchedulingServices) -> None:
+@pytest.mark.slow
+def test_the_bill_adds_up_to_the_shown_total(services: SchedulingServices) -> None:
     services.ran(gpus=1, cpus=3, hours=1.7, used={"cpu_energy_j": 123_456.0})
     services.begin(services.submit(gpus=2))
     services.clock.advance(timedelta(minutes=7))
@@ -324,7 +339,7 @@ def test_the_bill_adds_up_to_what_is_shown(services: SchedulingServices) -> None
     assert sum(float(row["BilledCost"]) for row in bill(services)) == pytest.approx(shown, abs=1e-9)
 
 
-def test_a_charge_is_cut_where_a_month_begins(services: SchedulingServices) -> None:
+def test_a_charge_is_split_where_a_month_begins(services: SchedulingServices) -> None:
     services.clock.now = datetime(2026, 3, 31, 20, tzinfo=UTC)
     services.ran(gpus=1, hours=10)
 
@@ -357,7 +372,7 @@ def test_pages_of_the_bill_leave_nothing_out(
 
 
 @pytest.mark.parametrize("sign", ["=", "+", "-", "@", "\t", "\r"])
-def test_no_cell_is_a_formula(light_services: SchedulingServices, sign: str) -> None:
+def test_no_cell_starts_a_spreadsheet_formula(light_services: SchedulingServices, sign: str) -> None:
     light_services.ran(gpus=1, hours=1, name=f'{sign}HYPERLINK("http://x")')
 
     (name,) = {row["ResourceName"] for row in bill(light_services)}
@@ -366,10 +381,10 @@ def test_no_cell_is_a_formula(light_services: SchedulingServices, sign: str) -> 
     assert guarded("12.5") == "12.5"
 
 
-# ----------------------------------------------------------------------------------------------- the replay
+# -------------------------------------------------------------------------------------------------- history
 
 
-def test_past_attempts_are_told_as_they_were_asked_for(services: SchedulingServices) -> None:
+def test_history_returns_past_attempts_with_their_requests(services: SchedulingServices) -> None:
     begin = services.clock()
     first = services.ran(gpus=2, cpus=4, hours=1)
     second = services.submit(queue="default", cpus=2)
@@ -385,10 +400,10 @@ def test_past_attempts_are_told_as_they_were_asked_for(services: SchedulingServi
     assert none == []
 
 
-def test_the_past_is_told_as_it_was_known_at_a_moment(
+def test_history_as_of_a_time_excludes_later_changes(
     services: SchedulingServices, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Page by page too."""
+    """Also when read page by page."""
     monkeypatch.setattr(attempts, "PAGE", 2)
     begin = services.clock()
     requests = [services.submit(gpus=1) for _ in range(5)]
@@ -409,11 +424,11 @@ def test_the_past_is_told_as_it_was_known_at_a_moment(
     assert len(list(services.queues.history(since=begin, until=moment))) == 6
 
 
-def test_a_room_over_no_machines_has_no_shares(light_services: SchedulingServices) -> None:
+def test_a_service_without_nodes_has_no_shares(light_services: SchedulingServices) -> None:
     accounts = QueueAccounts(nodes=lambda: (), prices=None, half_life=timedelta(days=1))
-    room = Usage(light_services.platform.parts.gate, accounts=accounts, jobs=light_services.jobs)
+    usage = Usage(light_services.platform.parts.gate, accounts=accounts, jobs=light_services.jobs)
     light_services.ran(gpus=1, hours=1)
 
     with light_services.platform.database.read() as tx:
         assert [each.history for each in accounts.queues(tx, now=light_services.clock())] == [0.0]
-    assert room.show().total.gpu_hours == 1.0
+    assert usage.show().total.gpu_hours == 1.0

@@ -1,4 +1,4 @@
-"""`queues.what_if`: last week's jobs, from the accounts, replayed under other settings."""
+"""`queues.what_if` replays last week's jobs from the accounts under other settings."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ HOUR = timedelta(hours=1)
 
 
 def last_week(services: SchedulingServices) -> None:
-    """Team risk may have one GPU: its three jobs of an hour came at once, and ran one after the other."""
+    """Record a week in which team risk, with one GPU, submitted three jobs of an hour at once."""
     services.queues.set("risk", quota=Quota(gpus=1))
     services.queues.set("research", quota=Quota(gpus=2))
     waiting = [services.submit(queue="risk", gpus=1) for _ in range(3)]
@@ -52,9 +52,9 @@ def last_week(services: SchedulingServices) -> None:
         services.end(request)
 
 
-def compare(services: SchedulingServices, **asked: Any) -> WhatIfComparison:
-    """What came of it, once the controller has had it replayed."""
-    work = services.queues.what_if(**asked)
+def compare(services: SchedulingServices, **settings: Any) -> WhatIfComparison:
+    """Return the result, once the controller has run the replay."""
+    work = services.queues.what_if(**settings)
     replay_now(services.queues, work.id)
     return services.queues.what_if_result(work.id)
 
@@ -63,7 +63,7 @@ def more_for_risk(gpus: int) -> Changes:
     return Changes(quotas=(ResourceBound(queue="risk", resource="gpus", amount=gpus),))
 
 
-def test_more_quota_would_have_spared_the_team_its_waits(services: SchedulingServices) -> None:
+def test_more_quota_shortens_the_waits_of_the_team(services: SchedulingServices) -> None:
     last_week(services)
 
     found = compare(services, changes=more_for_risk(3))
@@ -77,7 +77,7 @@ def test_more_quota_would_have_spared_the_team_its_waits(services: SchedulingSer
     assert risk.after.gpu_use == pytest.approx(3 / 8)
 
 
-def test_the_replay_without_changes_is_checked_against_what_happened(services: SchedulingServices) -> None:
+def test_the_replay_without_changes_is_compared_with_history(services: SchedulingServices) -> None:
     last_week(services)
 
     found = compare(services)
@@ -128,7 +128,7 @@ def test_wrong_references_and_times_are_refused_even_before_there_are_jobs(
     assert refused.value.faults[1].allowed == "a node: here"
 
 
-def test_a_quota_that_the_room_would_refuse_is_refused_here_too(light_services: SchedulingServices) -> None:
+def test_a_quota_that_the_service_would_refuse_is_refused(light_services: SchedulingServices) -> None:
     light_services.queues.set("bank", quota=Quota(gpus=2))
     light_services.queues.set("risk", quota=Quota(gpus=1), parent="bank")
 
@@ -136,10 +136,10 @@ def test_a_quota_that_the_room_would_refuse_is_refused_here_too(light_services: 
         light_services.queues.what_if(changes=more_for_risk(3))
 
 
-# -------------------------------------------------------------------------------------------- as work
+# -------------------------------------------------------------------------------------- as a workflow
 
 
-def test_it_is_written_down_and_finds_what_the_simulator_finds(services: SchedulingServices) -> None:
+def test_the_result_is_stored_and_equals_the_simulators(services: SchedulingServices) -> None:
     last_week(services)
     changes = more_for_risk(2)
 
@@ -150,16 +150,19 @@ def test_it_is_written_down_and_finds_what_the_simulator_finds(services: Schedul
 
     assert (work.workflow, work.state) == ("queues.what_if", WorkflowState.WAITING)
     with services.platform.database.read() as tx:
-        asked = WhatIfQuestion.model_validate(work_row(tx, work.id).input)
-    jobs = past_jobs(services.queues.history(since=asked.since, until=asked.until), now=asked.asked_at)
-    direct = what_if(jobs, asked.world, changes, since=asked.since, until=asked.until)
+        question = WhatIfQuestion.model_validate(work_row(tx, work.id).input)
+    jobs = past_jobs(
+        services.queues.history(since=question.since, until=question.until), now=question.asked_at
+    )
+    direct = what_if(jobs, question.world, changes, since=question.since, until=question.until)
     found = services.queues.what_if_result(work.id)
-    assert asked.world.assume.checkpoint_every == HOUR
+    assert question.world.assume.checkpoint_every == HOUR
     assert found == direct.model_copy(update={"words": (*direct.words, past_module.NOT_REPLAYED)})
     assert walk.reports[-1] == ("store the comparison", 6, 6)
 
 
-def test_what_changes_after_it_was_asked_does_not_change_the_answer(services: SchedulingServices) -> None:
+@pytest.mark.slow
+def test_changes_after_the_request_do_not_change_the_result(services: SchedulingServices) -> None:
     last_week(services)
     running = services.submit(queue="research", gpus=1)
     services.begin(running)
@@ -172,14 +175,14 @@ def test_what_changes_after_it_was_asked_does_not_change_the_answer(services: Sc
     services.begin(running, attempt=2)
     services.queues.set("risk", quota=Quota(gpus=7))
     replay_now(services.queues, second.id)
-    replay_now(services.queues, first.id)  # broken off before the engine knew, and made again
+    replay_now(services.queues, first.id)  # interrupted before the engine recorded it, and run again
 
     found = services.queues.what_if_result(first.id)
     assert found == services.queues.what_if_result(second.id)
     assert found.before.gpu_hours == pytest.approx(4)
 
 
-def test_too_many_jobs_are_refused_when_it_is_asked(
+def test_too_many_jobs_are_refused_at_the_request(
     light_services: SchedulingServices, monkeypatch: Any
 ) -> None:
     last_week(light_services)
@@ -191,7 +194,8 @@ def test_too_many_jobs_are_refused_when_it_is_asked(
     assert refused.value.faults[0].allowed == "a time range in which at most 2 jobs were submitted"
 
 
-def test_what_was_found_lies_sealed(services: SchedulingServices) -> None:
+@pytest.mark.slow
+def test_the_result_is_stored_encrypted(services: SchedulingServices) -> None:
     last_week(services)
     compare(services)
 
@@ -203,8 +207,8 @@ def test_what_was_found_lies_sealed(services: SchedulingServices) -> None:
 
 
 @pytest.mark.parametrize("where", ["default", "platform"])
-def test_it_is_for_operators(light_services: SchedulingServices, where: str) -> None:
-    """Who may only look at the platform sees that it was asked, and not what was found."""
+def test_only_operators_may_replay(light_services: SchedulingServices, where: str) -> None:
+    """A viewer of the platform sees that it was requested, but not its result."""
     last_week(light_services)
     work = light_services.queues.what_if()
     replay_now(light_services.queues, work.id)
@@ -223,7 +227,8 @@ def test_it_is_for_operators(light_services: SchedulingServices, where: str) -> 
             list(light_services.queues.history(since=until - HOUR, until=until))
 
 
-def test_an_operator_of_the_platform_may(light_services: SchedulingServices) -> None:
+@pytest.mark.slow
+def test_an_operator_of_the_platform_may_replay(light_services: SchedulingServices) -> None:
     last_week(light_services)
     omar = light_services.join("omar", Role.OPERATOR, workspace="platform")
 
@@ -236,7 +241,8 @@ def test_an_operator_of_the_platform_may(light_services: SchedulingServices) -> 
     assert (found.jobs, seen.id) == (3, work.id)
 
 
-def test_a_database_that_is_away_for_a_moment_is_waited_for(
+@pytest.mark.slow
+def test_a_short_database_outage_is_waited_for(
     light_services: SchedulingServices, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     last_week(light_services)
@@ -260,7 +266,7 @@ def test_a_database_that_is_away_for_a_moment_is_waited_for(
     assert max(fails.values()) < 0
 
 
-def test_who_may_no_longer_do_it_is_told_nothing_of_the_past(light_services: SchedulingServices) -> None:
+def test_a_user_who_lost_the_role_gets_no_result(light_services: SchedulingServices) -> None:
     last_week(light_services)
     omar = light_services.join("omar", Role.OPERATOR, workspace="platform")
     with acting_as(omar):
@@ -275,7 +281,7 @@ def test_who_may_no_longer_do_it_is_told_nothing_of_the_past(light_services: Sch
     ("program", "words"),
     [("falaj.version", "exited with status 0"), ("falaj.no_such_module", "exited with status 1")],
 )
-def test_a_process_that_says_nothing_is_an_error(
+def test_a_replay_process_without_a_result_is_an_error(
     light_services: SchedulingServices, monkeypatch: pytest.MonkeyPatch, program: str, words: str
 ) -> None:
     last_week(light_services)
@@ -286,18 +292,18 @@ def test_a_process_that_says_nothing_is_an_error(
         replay_now(light_services.queues, work.id)
 
 
-def test_one_that_is_killed_by_others_is_an_error_that_says_so(light_services: SchedulingServices) -> None:
+def test_a_killed_replay_process_is_reported_as_killed(light_services: SchedulingServices) -> None:
     last_week(light_services)
     work = light_services.queues.what_if()
     with light_services.platform.database.read() as tx:
-        asked = WhatIfQuestion.model_validate(work_row(tx, work.id).input)
+        question = WhatIfQuestion.model_validate(work_row(tx, work.id).input)
     killed = threading.Event()
 
     def past() -> Iterator[PastAttempt]:
         killed.wait(30)
-        yield from light_services.queues.history(since=asked.since, until=asked.until)
+        yield from light_services.queues.history(since=question.since, until=question.until)
 
-    running = replay_process.ReplayProcess(asked, past())
+    running = replay_process.ReplayProcess(question, past())
     os.kill(running.pid, signal.SIGKILL)
     killed.set()
 

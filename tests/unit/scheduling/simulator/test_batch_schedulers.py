@@ -1,4 +1,4 @@
-"""The schedulers that ours is compared with do what their names say."""
+"""The baseline schedulers implement the policies that their names say."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from batch_schedulers import BatchRound, easy_backfill, first_come_first_served
 from falaj.records.scheduling.simulation import PastJob
 from falaj.records.scheduling.snapshot import Decision, Reason, Snapshot
 from falaj.scheduling.simulator import Scheduler, simulate
-from simulator_fixtures import Watched, machine, many, minutes, past, world_of
+from simulator_fixtures import RecordingScheduler, machine, many, minutes, past, world_of
 
 
 def waits(jobs: list[PastJob], scheduler: Scheduler) -> dict[str, float | None]:
-    """In minutes, on four GPUs."""
+    """Return the waits in minutes, on four GPUs."""
     found = simulate(jobs, world_of(machine(gpus=4)), scheduler=scheduler)
     return {each.job: None if each.wait is None else each.wait.total_seconds() / 60 for each in found.jobs}
 
@@ -30,7 +30,7 @@ WORK = [
 ]
 
 
-def test_nobody_overtakes_where_the_first_is_served_first() -> None:
+def test_no_job_overtakes_under_fcfs() -> None:
     assert waits(WORK, first_come_first_served) == {"runs": 0, "head": 59, "short": 118, "long": 117}
 
 
@@ -38,21 +38,21 @@ def test_a_job_that_ends_before_the_head_starts_may_overtake_it_and_a_longer_one
     assert waits(WORK, easy_backfill) == {"runs": 0, "head": 59, "short": 0, "long": 117}
 
 
-def test_a_long_job_may_start_beside_the_place_of_the_head() -> None:
+def test_a_long_job_may_start_beside_the_reservation_of_the_head() -> None:
     jobs = [*WORK[:1], past("head", 1, 60, gpus=3, limit=60), past("long", 2, 600, gpus=1, limit=600)]
 
     assert waits(jobs, easy_backfill)["long"] == 0
     assert waits(jobs, easy_backfill)["head"] == 59
 
 
-def test_where_no_end_is_known_nobody_overtakes() -> None:
+def test_no_job_overtakes_without_known_end_times() -> None:
     jobs = [past("runs", 0, 60, gpus=3), past("head", 1, 60, gpus=4), past("short", 2, 1, gpus=1, limit=1)]
 
     assert waits(jobs, easy_backfill)["short"] == 118
 
 
 @pytest.mark.parametrize("scheduler", [first_come_first_served, easy_backfill])
-def test_what_can_never_start_holds_nobody_up(scheduler: Scheduler) -> None:
+def test_a_job_that_can_never_start_blocks_no_other(scheduler: Scheduler) -> None:
     found = simulate([past("huge", 0, 1, gpus=9), past("fits", 1, 1)], world_of(), scheduler=scheduler)
 
     assert {each.job: each.reason for each in found.jobs} == {"huge": Reason.TOO_LARGE, "fits": None}
@@ -60,8 +60,8 @@ def test_what_can_never_start_holds_nobody_up(scheduler: Scheduler) -> None:
 
 @settings(max_examples=20, deadline=None)
 @given(st.integers(0, 10_000), st.sampled_from([first_come_first_served, easy_backfill]))
-def test_nothing_is_given_twice_and_all_end(seed: int, scheduler: Scheduler) -> None:
-    watched = Watched(scheduler)
+def test_no_resource_is_allocated_twice_and_all_jobs_end(seed: int, scheduler: Scheduler) -> None:
+    watched = RecordingScheduler(scheduler)
 
     found = simulate(
         many(seed, 40), world_of(machine("n1", gpus=2), machine("n2", gpus=3)), scheduler=watched
@@ -75,8 +75,8 @@ def test_nothing_is_given_twice_and_all_end(seed: int, scheduler: Scheduler) -> 
 
 @settings(max_examples=20, deadline=None)
 @given(st.integers(0, 10_000))
-def test_overtaking_delays_the_head_beyond_no_promise(seed: int) -> None:
-    """Every job with a limit ends by it, so the first in line starts no later than the moment first promised to it."""
+def test_backfill_never_delays_the_head_beyond_its_reservation(seed: int) -> None:
+    """Every job with a limit ends by it, so the head starts no later than first promised."""
     jobs = [
         job.model_copy(update={"request": job.request.model_copy(update={"time_limit": minutes(20)})})
         for job in many(seed, 40)

@@ -1,4 +1,4 @@
-"""What holds of every replay: equal input gives equal results, and no work is lost or done twice unseen."""
+"""Every replay is deterministic, and no work is lost or done twice unnoticed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from falaj.records.scheduling.simulation import NO_TIME, Assumptions, Outage, Si
 from falaj.records.scheduling.snapshot import Decision, Queue, Quota, Snapshot
 from falaj.scheduling import decide
 from falaj.scheduling.simulator import simulate
-from simulator_fixtures import Watched, at, machine, many, minutes, one_by_one, world_of
+from simulator_fixtures import RecordingScheduler, at, machine, many, minutes, one_by_one, world_of
 
 SEEDS = st.integers(0, 10_000)
 ASSUME = Assumptions(grace=minutes(2), checkpoint_every=minutes(3), half_life=minutes(60))
@@ -40,7 +40,7 @@ def test_equal_input_in_any_order_gives_equal_results(seed: int) -> None:
 
 @settings(max_examples=15, deadline=None)
 @given(SEEDS)
-def test_work_that_comes_in_goes_out(seed: int) -> None:
+def test_all_submitted_work_completes(seed: int) -> None:
     jobs = many(seed, 40, queues=("risk", "research"))
     outage = Outage(node="n2", lost_at=at(10), back_at=at(15))
 
@@ -70,17 +70,17 @@ def test_a_gang_by_gang_evicting_scheduler_conserves_work_too(seed: int) -> None
 
     lost = sum((job.lost for job in found.jobs), NO_TIME)
     done = [job for job in found.jobs if job.end == "done"]
-    asked = {job.request.job: job.duration for job in jobs}
+    durations = {job.request.job: job.duration for job in jobs}
     assert found.total.lost == lost
     assert all(
-        job.ran == asked[job.job] + job.lost + job.evicted * ASSUME.grace or job.displaced for job in done
+        job.ran == durations[job.job] + job.lost + job.evicted * ASSUME.grace or job.displaced for job in done
     )
 
 
 @settings(max_examples=10, deadline=None)
 @given(SEEDS)
-def test_what_runs_is_never_more_than_there_is(seed: int) -> None:
-    watched = Watched(decide)
+def test_running_jobs_never_exceed_capacity(seed: int) -> None:
+    watched = RecordingScheduler(decide)
 
     simulate(many(seed, 40, queues=("risk", "research")), crowded(), scheduler=watched)
 
@@ -93,7 +93,7 @@ def test_what_runs_is_never_more_than_there_is(seed: int) -> None:
         )
 
 
-def test_a_scheduler_that_is_asked_less_often_only_delays() -> None:
+def test_a_scheduler_that_is_called_less_often_only_delays() -> None:
     jobs = many(5, 40, queues=("risk", "research"))
     slow = crowded().model_copy(
         update={"assume": ASSUME.model_copy(update={"decide_every": timedelta(minutes=5)})}

@@ -1,4 +1,4 @@
-"""What is due to a queue, and how far what it held was from that."""
+"""The fair share of a queue, and how far its usage was from it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def test_jain_is_one_where_all_are_equal_and_one_nth_where_one_has_all() -> None
     assert jain([]) == 1
 
 
-def test_who_wants_little_gets_it_and_the_others_divide_the_rest_by_weight() -> None:
+def test_small_demands_are_met_and_the_rest_is_divided_by_weight() -> None:
     assert water_filling([(0.1, 1), (0.9, 1), (0.9, 2)], 1.0) == pytest.approx([0.1, 0.3, 0.6])
     assert water_filling([(0.2, 1), (0.3, 1)], 1.0) == pytest.approx([0.2, 0.3])
     assert water_filling([(0.0, 1), (1.0, 1)], 0.5) == pytest.approx([0, 0.5])

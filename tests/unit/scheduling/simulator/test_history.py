@@ -1,4 +1,4 @@
-"""Attempts in the accounts, as jobs that can be replayed."""
+"""Recorded attempts become jobs that can be replayed."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_job_that_still_runs_has_lasted_until_now() -> None:
     assert job.duration == minutes(90)
 
 
-def test_a_clock_that_went_back_makes_no_time() -> None:
+def test_a_clock_that_went_back_gives_no_negative_duration() -> None:
     (job,) = past_jobs([attempt("a", 1, -5, -10)], now=at(100))
 
     assert (job.duration, job.waited) == (minutes(0), minutes(0))

@@ -1,7 +1,8 @@
-"""Our queue, which remembers who waits, decides as it does when it is shown everything."""
+"""The incremental scheduler decides as from a complete snapshot."""
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,9 +19,10 @@ QUEUES = (
 ASSUME = Assumptions(grace=minutes(2), checkpoint_every=minutes(3), half_life=minutes(60))
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 10_000))
-def test_what_is_remembered_decides_as_what_is_shown(seed: int) -> None:
+def test_incremental_scheduling_equals_scheduling_from_snapshots(seed: int) -> None:
     jobs = many(seed, 60, queues=("risk", "research", "nowhere"))
     outage = Outage(node="n2", lost_at=at(10), back_at=at(15))
     world = world_of(machine("n1", gpus=2), machine("n2", gpus=4), queues=QUEUES, assume=ASSUME)
@@ -33,7 +35,7 @@ def test_what_is_remembered_decides_as_what_is_shown(seed: int) -> None:
     assert remembered.decisions <= shown.decisions
 
 
-def test_all_that_can_never_start_say_so_and_count_in_no_backlog() -> None:
+def test_jobs_that_can_never_start_are_reported_and_left_out_of_the_backlog() -> None:
     jobs = [past(f"huge-{i}", i, 1, gpus=9) for i in range(3)] + [past("lost", 0, 1, queue="nowhere")]
 
     found = simulate([*jobs, past("fits", 0, 60)], world_of())

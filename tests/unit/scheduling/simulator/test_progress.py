@@ -1,4 +1,4 @@
-"""Waiting for long work at the command line: what is shown meanwhile, and how its end is told."""
+"""Waiting for a workflow on the command line: progress, and how its end is reported."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ DONE = work(WorkflowState.DONE, step=10, steps=10)
 
 
 def follow(*streams: list[WorkflowRun | BaseException]) -> WorkflowRun:
-    """Each stream is one time that the work is watched."""
+    """Watch the workflow once for each stream."""
     left = iter(streams)
 
     def watch(ident: str) -> Iterator[WorkflowRun]:
@@ -46,7 +46,7 @@ def follow(*streams: list[WorkflowRun | BaseException]) -> WorkflowRun:
     return work_progress.follow_work(Session(), platform, work(), "replay", result="queues what-if-result")
 
 
-def test_a_line_now_and_then_says_how_far_it_is(
+def test_progress_is_printed_periodically_as_lines(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(work_progress, "LINE_EVERY_S", 0.0)
@@ -58,7 +58,7 @@ def test_a_line_now_and_then_says_how_far_it_is(
     assert err.splitlines() == ["replay running", "replay with the changes, 50%"]
 
 
-def test_a_terminal_gets_a_bar_that_goes_away(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_gets_a_transient_progress_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = io.StringIO()
     monkeypatch.setattr(screen, "isatty", lambda: True)
     monkeypatch.setattr("sys.stderr", screen)
@@ -70,17 +70,17 @@ def test_a_terminal_gets_a_bar_that_goes_away(monkeypatch: pytest.MonkeyPatch) -
     assert screen.getvalue().endswith("\x1b[2K")
 
 
-def test_a_stream_that_breaks_off_is_begun_anew() -> None:
+def test_an_interrupted_stream_is_reopened() -> None:
     assert follow([HALF_WAY, Interrupted("the platform restarts")], [HALF_WAY, DONE]) == DONE
 
 
 @pytest.mark.parametrize("state", [WorkflowState.FAILED, WorkflowState.CANCELLED])
-def test_one_that_does_not_end_well_is_an_error_with_its_reason(state: WorkflowState) -> None:
+def test_a_failed_replay_is_an_error_with_its_reason(state: WorkflowState) -> None:
     with pytest.raises(Conflict, match=f"replay work_1 {state}: no memory"):
         follow([HALF_WAY, work(state, error="no memory")])
 
 
-def test_who_stops_watching_is_told_how_to_go_on(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_interrupt_prints_the_command_to_continue(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(KeyboardInterrupt):
         follow([HALF_WAY, KeyboardInterrupt()])
 

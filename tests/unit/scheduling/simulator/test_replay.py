@@ -1,4 +1,4 @@
-"""Jobs on a virtual clock, beside figures worked out by hand."""
+"""Replays on a virtual clock, compared with figures computed by hand."""
 
 from __future__ import annotations
 
@@ -14,7 +14,18 @@ from falaj.records.scheduling.snapshot import Budget, Price, Queue, Reason
 from falaj.scheduling import decide
 from falaj.scheduling.simulator import simulate
 from falaj.scheduling.simulator.event_queue import EventQueue, NodeLoss
-from simulator_fixtures import MIDNIGHT, Watched, at, machine, many, minutes, one_by_one, past, team, world_of
+from simulator_fixtures import (
+    MIDNIGHT,
+    RecordingScheduler,
+    at,
+    machine,
+    many,
+    minutes,
+    one_by_one,
+    past,
+    team,
+    world_of,
+)
 
 CAREFUL = Assumptions(grace=minutes(5), checkpoint_every=minutes(10))
 
@@ -43,7 +54,7 @@ def test_waits_use_and_cost_are_as_worked_out_by_hand() -> None:
     assert (found.began, found.ended) == (at(0), at(90))
 
 
-def test_a_gpu_costs_what_its_model_costs_and_a_part_of_it_a_part() -> None:
+def test_a_gpu_is_priced_by_model_and_fraction() -> None:
     part = past("part", 0, 60)
     each = part.request.each.model_copy(update={"gpu_milli": 250})
     part = part.model_copy(update={"request": part.request.model_copy(update={"each": each})})
@@ -62,7 +73,7 @@ def test_a_time_limit_ends_a_job_that_computes_longer() -> None:
     assert found.total.timed_out == 1
 
 
-def test_a_job_that_can_never_start_says_why_and_has_no_wait() -> None:
+def test_a_job_that_can_never_start_has_a_reason_and_no_wait() -> None:
     found = simulate([past("huge", 0, 60, gpus=9), past("fits", 0, 60)], world_of())
 
     assert (of(found, "huge").end, of(found, "huge").reason) == ("waiting", Reason.TOO_LARGE)
@@ -70,7 +81,7 @@ def test_a_job_that_can_never_start_says_why_and_has_no_wait() -> None:
     assert found.fairness.queues == ()
 
 
-def test_figures_are_told_by_team() -> None:
+def test_figures_are_reported_by_team() -> None:
     jobs = [past("a", 0, 60, queue="risk"), past("b", 0, 30, queue="research")]
 
     found = simulate(jobs, world_of(queues=[team("risk"), team("research")]))
@@ -90,7 +101,7 @@ def test_no_jobs_and_a_job_twice_are_refused() -> None:
 # ---------------------------------------------------------------------------------------------- evictions
 
 
-def test_an_evicted_job_leaves_after_its_grace_and_goes_on_from_its_checkpoint() -> None:
+def test_an_evicted_job_stops_after_its_grace_and_resumes_from_its_checkpoint() -> None:
     jobs = [past("victim", 0, 60), past("urgent", 25, 10, priority=1)]
     world = world_of(assume=CAREFUL).model_copy(update={"price": Price(gpu=1.0)})
 
@@ -104,7 +115,7 @@ def test_an_evicted_job_leaves_after_its_grace_and_goes_on_from_its_checkpoint()
     assert (found.total.preemptions, found.total.lost) == (1, minutes(5))
 
 
-def test_a_job_that_saves_itself_when_it_is_told_to_go_loses_nothing() -> None:
+def test_a_job_that_checkpoints_on_eviction_loses_nothing() -> None:
     jobs = [past("victim", 0, 60), past("urgent", 25, 10, priority=1)]
 
     found = simulate(jobs, world_of(assume=Assumptions(grace=minutes(5))), scheduler=one_by_one)
@@ -112,9 +123,9 @@ def test_a_job_that_saves_itself_when_it_is_told_to_go_loses_nothing() -> None:
     assert (of(found, "victim").lost, of(found, "victim").ended_at) == (minutes(0), at(75))
 
 
-def test_the_scheduler_sees_who_leaves_and_who_has_a_claim() -> None:
+def test_the_scheduler_sees_leaving_jobs_and_claims() -> None:
     jobs = [past("victim", 0, 60), past("urgent", 25, 10, priority=1), past("late", 27, 1)]
-    watched = Watched(one_by_one)
+    watched = RecordingScheduler(one_by_one)
 
     simulate(jobs, world_of(assume=CAREFUL), scheduler=watched)
 
@@ -143,7 +154,7 @@ def test_a_lost_node_sends_its_job_back_and_takes_it_again_when_it_is_back() -> 
 
 def test_history_is_the_share_held_halved_by_its_half_life_for_all_above_too() -> None:
     queues = [Queue(name="bank"), Queue(name="risk", parent="bank"), Queue(name="idle", history=0.5)]
-    watched = Watched(decide)
+    watched = RecordingScheduler(decide)
     jobs = [past("a", 0, 60, queue="risk"), past("b", 60, 1, queue="idle"), past("c", 120, 1, queue="idle")]
 
     simulate(jobs, world_of(queues=queues, assume=Assumptions(half_life=minutes(60))), scheduler=watched)
@@ -154,8 +165,8 @@ def test_history_is_the_share_held_halved_by_its_half_life_for_all_above_too() -
     assert seen[at(120)]["bank"] == pytest.approx(0.25)
 
 
-def test_budgets_shrink_by_what_ended_and_by_what_runs() -> None:
-    watched = Watched(one_by_one)
+def test_budgets_shrink_by_ended_and_running_jobs() -> None:
+    watched = RecordingScheduler(one_by_one)
     world = world_of().model_copy(
         update={
             "price": Price(gpu=3.0),
@@ -176,7 +187,7 @@ def test_budgets_shrink_by_what_ended_and_by_what_runs() -> None:
 
 
 def test_decisions_are_as_far_apart_as_was_assumed() -> None:
-    watched = Watched(one_by_one)
+    watched = RecordingScheduler(one_by_one)
     jobs = [past("a", 0, 60), past("b", 1, 1), past("c", 2, 1), past("d", 2.5, 1)]
 
     simulate(jobs, world_of(assume=Assumptions(decide_every=minutes(10))), scheduler=watched)
@@ -187,7 +198,7 @@ def test_decisions_are_as_far_apart_as_was_assumed() -> None:
 
 
 def test_the_clock_never_goes_back() -> None:
-    watched = Watched(decide)
+    watched = RecordingScheduler(decide)
     agenda = EventQueue(at(5))
 
     simulate(many(3, 60), world_of(machine(gpus=2)), scheduler=watched)
@@ -199,17 +210,17 @@ def test_the_clock_never_goes_back() -> None:
 
 
 def test_progress_counts_every_job_that_ends() -> None:
-    told: list[tuple[int, int]] = []
+    reports: list[tuple[int, int]] = []
 
     simulate(
-        [past("a", 0, 1), past("b", 0, 1)], world_of(), progress=lambda done, of: told.append((done, of))
+        [past("a", 0, 1), past("b", 0, 1)], world_of(), progress=lambda done, of: reports.append((done, of))
     )
 
-    assert told == [(1, 2), (2, 2)]
+    assert reports == [(1, 2), (2, 2)]
 
 
-def test_the_scheduler_is_not_told_how_long_jobs_last() -> None:
-    watched = Watched(one_by_one)
+def test_job_durations_are_hidden_from_the_scheduler() -> None:
+    watched = RecordingScheduler(one_by_one)
 
     simulate([past("a", 0, 7, limit=60), past("b", 0, 7)], world_of(), scheduler=watched)
 

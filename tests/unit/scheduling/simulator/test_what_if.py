@@ -1,4 +1,4 @@
-"""The same jobs in two worlds: what a change changes, and what cannot be changed."""
+"""The same jobs under two configurations: effects of a change, and refused changes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_a_doubled_quota_halves_the_wait_of_that_team_and_leaves_the_other_alone
     assert found.changes == ("quota of risk: 1 GPU → 2 GPUs",)
 
 
-def test_no_change_is_no_difference() -> None:
+def test_no_change_gives_no_difference() -> None:
     found = what_if(many(2, 50), world_of(machine(gpus=2)), Changes())
 
     assert found.before == found.after
@@ -39,7 +39,7 @@ def test_no_change_is_no_difference() -> None:
     assert all(team.before == team.after for team in found.teams)
 
 
-def test_the_replay_is_set_beside_what_really_happened() -> None:
+def test_the_replay_is_compared_with_recorded_history() -> None:
     found = what_if(RISK, FOUR, Changes())
 
     assert found.observed is not None
@@ -48,7 +48,7 @@ def test_the_replay_is_set_beside_what_really_happened() -> None:
     assert what_if([past("a", 0, 1)], world_of(), Changes()).observed is None
 
 
-def test_more_machines_shorten_waits_and_other_gpus_cost_what_they_cost() -> None:
+def test_more_nodes_shorten_waits_and_other_gpus_have_their_own_price() -> None:
     world = world_of(machine(gpus=1, model="T4")).model_copy(
         update={"price": Price(gpus={"T4": 1, "H200": 8})}
     )
@@ -65,7 +65,7 @@ def test_more_machines_shorten_waits_and_other_gpus_cost_what_they_cost() -> Non
     assert other.changes == ("1 node more like n1, with GPUs of model H200", "without node n1")
 
 
-def test_fewer_machines_can_leave_jobs_that_never_start_and_the_words_say_so() -> None:
+def test_fewer_nodes_can_leave_jobs_that_never_start_and_the_summary_names_them() -> None:
     world = world_of(machine("n1", gpus=1), machine("n2", gpus=4))
 
     found = what_if([past("big", 0, 60, gpus=4)], world, Changes(remove_nodes=("n2",)))
@@ -97,7 +97,7 @@ def test_new_nodes_have_names_and_gpus_of_their_own() -> None:
     assert len(set(ids)) == len(ids)
 
 
-def test_everything_that_does_not_fit_is_named_at_once() -> None:
+def test_all_invalid_changes_are_named_at_once() -> None:
     wrong = Changes(
         quotas=(gpus("rsk", 1),),
         weights=(NewWeight(queue="nobody", weight=2),),
@@ -129,8 +129,8 @@ def test_a_quota_beyond_the_limit_and_the_last_node_are_refused() -> None:
 
 
 def test_progress_goes_through_both_replays() -> None:
-    told: list[tuple[int, int]] = []
+    reports: list[tuple[int, int]] = []
 
-    what_if(RISK, FOUR, Changes(), progress=lambda done, of: told.append((done, of)))
+    what_if(RISK, FOUR, Changes(), progress=lambda done, of: reports.append((done, of)))
 
-    assert told == [(number, 8) for number in range(1, 9)]
+    assert reports == [(number, 8) for number in range(1, 9)]

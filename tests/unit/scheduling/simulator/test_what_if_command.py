@@ -1,4 +1,4 @@
-"""`falaj queues what-if`: what may be typed, what is refused, and the table."""
+"""`falaj queues what-if`: its options, refusals, and the table."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_changes_are_read_as_they_are_typed() -> None:
     assert found.remove_nodes == ("n2", "n3")
 
 
-def test_all_that_is_typed_wrong_is_said_at_once(falaj: CommandLine) -> None:
+def test_all_faults_of_the_options_are_named_at_once(falaj: CommandLine) -> None:
     typed = ["--quota", "risk=8", "--limit", "risk.gpus=many", "--weight", "research", "--node", "count=2"]
 
     ran = falaj("queues", "what-if", *typed)
@@ -60,7 +60,7 @@ def test_all_that_is_typed_wrong_is_said_at_once(falaj: CommandLine) -> None:
         assert words in ran.err
 
 
-def test_unknown_names_and_an_empty_past_are_refused(falaj: CommandLine) -> None:
+def test_unknown_names_and_an_empty_history_are_refused(falaj: CommandLine) -> None:
     unknown = falaj("queues", "what-if", "--weight", "nobody=2")
     empty = falaj("queues", "what-if", "--since", "3d")
     wrong = falaj("queues", "what-if", "--since", "yesterday")
@@ -71,7 +71,7 @@ def test_unknown_names_and_an_empty_past_are_refused(falaj: CommandLine) -> None
     assert "--since" in wrong.err
 
 
-def test_the_table_sets_before_beside_after(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_shows_before_and_after(capsys: pytest.CaptureFixture[str]) -> None:
     world = world_of(machine(gpus=3), queues=[team("risk", 1), team("research", 1)])
     world = world.model_copy(update={"price": Price(gpu=2.0)})
     jobs = [past(f"risk-{i}", 0, 60, queue="risk", waited=60 * i) for i in range(2)]

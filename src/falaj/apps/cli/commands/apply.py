@@ -15,7 +15,7 @@ from falaj.apps.cli.output.results import show
 from falaj.apps.cli.output.tables import show_rows
 from falaj.apps.cli.output.values import format_value, plural
 from falaj.apps.cli.session import Session
-from falaj.records.features import ChangeKind, PlannedChange
+from falaj.records.features import ChangeKind, KeepRows, PlannedChange
 from falaj.sdk.definition_files.features import Definitions, read_definitions
 
 
@@ -35,16 +35,24 @@ def apply(
     zone: Annotated[
         str | None, typer.Option(metavar="ZONE", help="The zone that stores the rows of new views.")
     ] = None,
+    keep_rows: Annotated[
+        KeepRows,
+        typer.Option(
+            help="The rows that a new version takes over: those that fit, also those of another sql, or none."
+        ),
+    ] = KeepRows.COMPATIBLE,
 ) -> None:
     """Apply the definitions of entities and views in files. A changed view gets a new version; the old one is kept."""
     found = read_definitions(Path(path))
     entities, views = tuple(found.entities), tuple(found.views)
     with session.platform() as platform:
         if dry_run:
-            changes = platform.features.plan(entities=entities, views=views, workspace=workspace)
+            changes = platform.features.plan(
+                entities=entities, views=views, workspace=workspace, keep_rows=keep_rows
+            )
         else:
             changes = platform.features.apply(
-                entities=entities, views=views, workspace=workspace, zone=zone
+                entities=entities, views=views, workspace=workspace, zone=zone, keep_rows=keep_rows
             ).changes
     if session.json:
         show(changes, as_json=True)
@@ -59,6 +67,9 @@ def _show_changes(changes: Sequence[PlannedChange]) -> None:
         for each in changes
     ]
     show_rows(["kind", "name", "version", "change", "differs in"], rows)
+    for each in changes:
+        for note in each.notes:
+            print(f"  note   {each.name}: {note}")
 
 
 def _message(changes: Sequence[PlannedChange], found: Definitions, *, path: str, dry_run: bool) -> Message:
@@ -68,9 +79,15 @@ def _message(changes: Sequence[PlannedChange], found: Definitions, *, path: str,
     words = f"{plural(len(changed), 'definition')} {'would change' if dry_run else 'changed'}"
     if dry_run:
         return Message(words, (("next", f"apply {path}"),))
-    views = [each.name for each in changed if each.kind == "view"]
-    steps = [("next", f"features ingest {name} {found.sources.get(name, 'FILE')}") for name in views[:3]]
+    views = [each for each in changed if each.kind == "view"]
+    steps = [("next", _next_step(each, found)) for each in views[:3]]
     return Message(words, tuple(steps) or (("next", "features list"),))
 
 
-COMMANDS = {"apply": partial(command, "apply", apply)}
+def _next_step(change: PlannedChange, found: Definitions) -> str:
+    if change.kept_rows:
+        return f"features materialize {change.name}"
+    return f"features ingest {change.name} {found.sources.get(change.name, 'FILE')}"
+
+
+COMMANDS = {"apply": partial(command, "apply", apply, creates_home=True)}

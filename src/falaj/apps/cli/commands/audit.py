@@ -18,7 +18,7 @@ from falaj.apps.cli.files import atomic_file, refuse_overwriting
 from falaj.apps.cli.generation import parsing
 from falaj.apps.cli.generation.presentation import Presentation
 from falaj.apps.cli.output.errors import FAILED, MISUSED
-from falaj.apps.cli.output.messages import Message, print_message
+from falaj.apps.cli.output.messages import Given, Message, print_message
 from falaj.apps.cli.output.progress import Advance, progress
 from falaj.apps.cli.output.results import show
 from falaj.apps.cli.output.values import plural
@@ -26,7 +26,7 @@ from falaj.apps.cli.session import Session
 from falaj.control.services import all_operations
 from falaj.errors import InvalidInput
 from falaj.governance.audit import verify as verifier
-from falaj.records.governance.audit import AuditEntry, ExportLine, LogCheck
+from falaj.records.governance.audit import AuditAcceptance, AuditEntry, ExportLine, LogCheck
 
 PRESENTATION = Presentation(
     columns={AuditEntry: ("seq", "at", "caller", "action", "outcome", "rule", "objects")},
@@ -35,7 +35,9 @@ PRESENTATION = Presentation(
         "before": "Entries before this one.",
         "caller": "Only calls by this principal.",
         "first": "Begin with this entry.",
+        "deep": "Check rows, tables and blobs against the log, too.",
         "outcome": "Only calls with this outcome.",
+        "reason": "Why the damage is accepted; it stays in the log.",
         "seq": "The number of the entry.",
     },
 )
@@ -84,18 +86,29 @@ def verify(
         str | None, typer.Option(metavar="KEY", help="64 hex digits, or a file that holds them.")
     ] = None,
     witness: Annotated[str | None, typer.Option(metavar="FILE", help="Signed heads from a witness.")] = None,
+    deep: Annotated[
+        bool, typer.Option("--deep", help="Check rows, tables and blobs against the log, too.")
+    ] = False,
 ) -> int:
     """Verify the platform's log, or an export of it, against its signed heads."""
     if export is not None:
+        if deep:
+            raise InvalidInput("--deep checks the stores of a platform, which an export does not have")
         return _verify_offline(export, public_key, witness, as_json=session.json)
     if public_key or witness:
         raise InvalidInput(
             "--public-key and --witness check an export; name its file: falaj audit verify EXPORT"
         )
     with session.platform() as platform:
-        check = _followed(platform.audit.verify())
+        check = _followed(platform.audit.verify(deep=deep))
     show(check, as_json=True) if session.json else _print_check(check)
     return 0 if check.ok else FAILED
+
+
+@PRESENTATION.message("audit.accept")
+def _accepted(accepted: AuditAcceptance, _given: Given) -> Message:
+    found = plural(len(accepted.problems), "problem")
+    return Message(f"{found} accepted; the log is signed again at {plural(accepted.size, 'entry')}")
 
 
 def _followed(checks: Iterable[LogCheck]) -> LogCheck:
@@ -103,9 +116,18 @@ def _followed(checks: Iterable[LogCheck]) -> LogCheck:
     rest = iter(checks)
     check, done = next(rest), 0
     with progress("checking", total=check.of, unit="entries") as advance:
-        for check in rest:
+        while not check.finished and not check.checked_bytes:
             advance(check.entries - done)
             done = check.entries
+            check = next(rest)
+    if check.finished:
+        return check
+    done = 0
+    with progress("hashing blobs", total=check.size_bytes, unit="bytes") as advance:
+        while not check.finished:
+            advance(check.checked_bytes - done)
+            done = check.checked_bytes
+            check = next(rest)
     return check
 
 
@@ -147,7 +169,7 @@ def _verify_offline(export: str, public_key: str | None, witness: str | None, *,
 def _print_check(check: LogCheck) -> None:
     verdict = "sound" if check.ok else "DAMAGED"
     print(f"{verdict}: {plural(check.entries, 'entry')}, {plural(check.heads, 'signed head')}")
-    for problem in check.problems:
-        print(f"  {problem}")
+    for sentence in (*check.problems, *check.notes):
+        print(f"  {sentence}")
     if check.unsigned_tail:
         print(f"  {plural(check.unsigned_tail, 'entry')} at the end not signed yet")

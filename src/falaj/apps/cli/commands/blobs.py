@@ -37,6 +37,7 @@ PRESENTATION = Presentation(
     },
     examples={"sources": "blob:NAME"},
     lists={"blob": "blobs list"},
+    creating=frozenset({"put"}),
 )
 
 
@@ -195,7 +196,7 @@ def _committed(made: Blob, given: Given) -> Message:
 def _deleted(made: Blob, given: Given) -> Message:
     return Message(
         f"blob {made.name} is deleted; its {format_size(made.size_bytes)} are freed by the next cleanup",
-        (("next", "blobs cleanup --older-than 0s"),),
+        (("next", "blobs cleanup --older-than 1m"),),
     )
 
 

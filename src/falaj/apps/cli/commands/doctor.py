@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Annotated
 
 import typer
 
@@ -18,11 +19,19 @@ from falaj.records.doctor import Finding
 COLORS = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 
-def doctor(session: Session) -> int:
+REPAIR = Annotated[
+    bool,
+    typer.Option(
+        "--repair", help="Hash all tables, and rebuild online values that are damaged; no platform may run."
+    ),
+]
+
+
+def doctor(session: Session, repair: REPAIR = False) -> int:
     """Check the installation and the home, and suggest fixes; exit 1 if a check failed."""
     if session.url:
         raise InvalidInput("doctor checks this machine; --url does not name a home on it")
-    findings = examine(session.home)
+    findings = _repair(session) if repair else examine(session.home)
     failed = [finding for finding in findings if finding.status == "fail"]
     if session.json:
         show(findings, as_json=True)
@@ -31,6 +40,12 @@ def doctor(session: Session) -> int:
         warned = sum(finding.status == "warn" for finding in findings)
         print(f"\n{plural(len(failed), 'failure')}, {plural(warned, 'warning')}")
     return FAILED if failed else 0
+
+
+def _repair(session: Session) -> list[Finding]:
+    from falaj.assembly.doctor.repair import repair  # the checks run also where the platform cannot be loaded
+
+    return repair(session.home)
 
 
 def _print(findings: list[Finding]) -> None:

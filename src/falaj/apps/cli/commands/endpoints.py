@@ -8,14 +8,17 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
+from math import isfinite
 from typing import Annotated, Any
 
 import typer
 
 from falaj.apps.cli.files import read_text
 from falaj.apps.cli.generation import arguments, parsing
+from falaj.apps.cli.generation.operations import show_page
 from falaj.apps.cli.generation.presentation import Presentation
 from falaj.apps.cli.generation.typer_commands import command
+from falaj.apps.cli.names import completion_of
 from falaj.apps.cli.output.messages import (
     Given,
     Message,
@@ -26,16 +29,18 @@ from falaj.apps.cli.output.messages import (
 )
 from falaj.apps.cli.output.results import show
 from falaj.apps.cli.output.tables import show_fields, show_rows
-from falaj.apps.cli.output.values import format_value, plural
+from falaj.apps.cli.output.values import format_value, plural, printable
 from falaj.apps.cli.session import Session
 from falaj.control.services import all_operations
-from falaj.errors import FalajError, Fault, InvalidInput
+from falaj.errors import FalajError, Fault, InvalidInput, Unavailable
 from falaj.records.registry import TensorSpec
 from falaj.records.serving import (
+    Datatype,
     DeployedEndpoint,
     EndpointStats,
     FeedbackResult,
     InferenceResult,
+    Lookup,
     VersionStats,
 )
 from falaj.sdk.platform import Platform
@@ -49,7 +54,14 @@ STARTS_S = 20.0
 
 def deploy(
     session: Session,
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A model version, such as churn@3.")],
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="A model version, such as churn@3 or churn@champion.",
+            autocompletion=completion_of("model_version"),
+        ),
+    ],
     *,
     name: Annotated[
         str | None, typer.Option(metavar="NAME", help="The endpoint. (default: the name of the model)")
@@ -69,8 +81,11 @@ def deploy(
         ),
     ] = None,
     missing: Annotated[
-        str | None,
-        typer.Option(metavar="NUMBER", help="Replaces features that are not known. (default: NaN)"),
+        list[str] | None,
+        typer.Option(
+            metavar="NUMBER|reject|FEATURE=NUMBER",
+            help="For features that are not known: a number, or reject the request. (default: NaN; may be repeated)",
+        ),
     ] = None,
     scoring: Annotated[
         str | None, typer.Option(metavar="SCORING", help="How labels are scored: log_loss or squared_error.")
@@ -86,7 +101,7 @@ def deploy(
     given: dict[str, Any] = {"name": name or model.partition("@")[0].rpartition("/")[2], "model": model}
     given |= {k: v for k, v in (("scoring", scoring), ("workspace", workspace), ("zone", zone)) if v}
     if lookup or feature or missing:
-        given["lookup"] = _lookup(lookup or [], feature or [], missing)
+        given["lookup"] = _lookup(lookup or [], feature or [], missing or [])
     _deploy(session, given)
 
 
@@ -94,7 +109,9 @@ def _deploy(session: Session, given: dict[str, Any]) -> None:
     operation = all_operations()["endpoints.deploy"]
     parsing.check(operation, given, command="deploy", spelling={"model": "MODEL", "lookup": "--lookup"})
     with session.platform() as platform:
-        made = _with_address(platform, platform.endpoints.deploy(**given))
+        made = platform.endpoints.deploy(**given)
+        if platform.where.startswith("http"):
+            made = _with_address(platform, made)
     show_or_tell(session, made, _deployed(made, given))
 
 
@@ -104,7 +121,9 @@ def route(
     endpoint: arguments.ENDPOINT,
     routes: Annotated[
         list[str],
-        typer.Argument(metavar="VERSION=WEIGHT…", help="Such as 3=90 4=10; 0 answers by version only."),
+        typer.Argument(
+            metavar="VERSION=WEIGHT…", help="Such as champion=90 4=10; 0 answers by version only."
+        ),
     ],
 ) -> None:
     """Split the requests of an endpoint among versions of its model, by weight."""
@@ -123,21 +142,19 @@ def list_endpoints(
     workspace: arguments.OF_WORKSPACE = None,
     after: arguments.AFTER = "",
     limit: arguments.LIMIT = "100",
+    everything: arguments.ALL = False,
 ) -> None:
     """List the endpoints of a workspace."""
-    operation = all_operations()["endpoints.list"]
-    given: dict[str, Any] = {"workspace": workspace, "after": after, "limit": limit}
-    parsing.check(operation, given)
-    with session.platform() as platform:
-        found = platform.endpoints.list(**given)
-    if session.json or not found.items:
-        show(found, as_json=session.json)
-        return
+    typed = {"workspace": workspace, "after": after, "limit": limit}
+    show_page(session, "endpoints.list", typed, _show_endpoints, everything=everything)
+
+
+def _show_endpoints(found: tuple[DeployedEndpoint, ...]) -> None:
     show_rows(
         ["name", "model", "routes", "address", "changed"],
         [
             [each.name, each.model, shares(each), format_value(each.url), format_value(each.changed_at)]
-            for each in found.items
+            for each in found
         ],
     )
 
@@ -152,6 +169,8 @@ def show_endpoint(session: Session, endpoint: arguments.ENDPOINT) -> None:
         show(found, as_json=True)
         return
     show_fields(_facts(found))
+    if found.problem:
+        print(f"\n{found.name} is not served:\n  {format_value(found.problem)}")
     for wrong in (each for each in found.routes if each.problem):
         print(f"\n{found.model}@{wrong.version} is not served:\n  {format_value(wrong.problem)}")
 
@@ -180,7 +199,8 @@ def show_stats(
         return
     score = found.scoring.value.replace("_", " ") if found.scoring else "score"
     headings = ["version", "requests", "errors", "rows", "p50 ms", "p99 ms", "labelled", score, "variance"]
-    show_rows(headings, [_figures(each) for each in found.versions])
+    headings += ["not scored"] if any(each.unscored for each in found.versions) else []
+    show_rows(headings, [_figures(each)[: len(headings)] for each in found.versions])
 
 
 def shares(found: DeployedEndpoint) -> str:
@@ -198,30 +218,58 @@ def _facts(found: DeployedEndpoint) -> dict[str, str]:
         "routes": shares(found),
         "address": format_value(found.url),
         "looks up": "; ".join(reads) or "-",
+        **({} if found.lookup is None else {"missing": _missing_rule(found.lookup)}),
         "scoring": format_value(found.scoring),
         "zone": found.zone,
         "label": format_value(found.label),
+        "protected": "no" if found.protected is None else f"approval for {found.protected}",
         "not logged": f"{found.unlogged} predictions",
         "changed": format_value(found.changed_at),
         "id": found.id,
     }
 
 
+def _missing_rule(lookup: Lookup) -> str:
+    """Return what the endpoint does about features that are not known."""
+    others = "NaN" if lookup.missing is None else format_value(lookup.missing)
+    defaults = [f"{name}={value:g}" for name, value in lookup.defaults.items()]
+    return ", ".join([*defaults, others])
+
+
 def _figures(each: VersionStats) -> list[str]:
     floats = (each.p50_ms, each.p99_ms, each.score_mean, each.score_variance)
     p50, p99, mean, variance = ("-" if figure is None else f"{figure:.4g}" for figure in floats)
     counts = [str(figure) for figure in (each.requests, each.errors, each.rows)]
-    return [each.version, *counts, p50, p99, str(each.labelled), mean, variance]
+    return [each.version, *counts, p50, p99, str(each.labelled), mean, variance, str(each.unscored)]
 
 
-def _lookup(views: Sequence[str], features: Sequence[str], missing: str | None) -> dict[str, Any]:
+def _lookup(views: Sequence[str], features: Sequence[str], missing: Sequence[str]) -> dict[str, Any]:
     """Return what was typed (VIEW, or VIEW=KEY,KEY) as the fields of a Lookup."""
     parted = [text.partition("=") for text in views]
     found: dict[str, Any] = {
         "views": [{"view": view, "keys": keys.split(",") if keys else []} for view, _, keys in parted],
         "features": list(features),
+        "defaults": {},
     }
-    return found if missing is None else found | {"missing": missing}
+    for text in missing:
+        feature, equals, value = text.rpartition("=")
+        where = found["defaults"] if equals else found
+        name = feature if equals else "missing"
+        if value != "reject" or equals:
+            _require_number(text, value)
+        if name in where:
+            raise InvalidInput.at("--missing", given=text, allowed="one rule, and one default per feature")
+        where[name] = value
+    return found
+
+
+def _require_number(text: str, value: str) -> None:
+    try:
+        finite = isfinite(float(value))
+    except ValueError:
+        finite = False
+    if not finite:
+        raise InvalidInput.at("--missing", given=text, allowed="NUMBER, reject, or FEATURE=NUMBER")
 
 
 def _route(text: str) -> dict[str, Any]:
@@ -233,14 +281,21 @@ def _route(text: str) -> dict[str, Any]:
 
 
 def _with_address(platform: Platform, made: DeployedEndpoint) -> DeployedEndpoint:
-    """Return `made` once its address is known: the first deployment on a running platform starts the model server."""
-    if made.url is not None or not platform.where.startswith("http"):
+    """Return `made` once its address is known: the first deployment on a running platform starts the model server.
+
+    Unavailable, with the reason, if it does not start: nothing serves the endpoint then.
+    """
+    if made.url is not None:
         return made
     until = time.monotonic() + STARTS_S
     print("starting the model server …", file=sys.stderr)
-    while made.url is None and time.monotonic() < until:
+    while made.url is None and made.problem is None and time.monotonic() < until:
         time.sleep(0.1)
         made = platform.endpoints.show(made.id)
+    if made.url is None:
+        why = made.problem or f"the model server did not start within {STARTS_S:.0f} s"
+        fault = Fault(where=f"endpoint {made.name}", given=why, fix=f"falaj endpoints show {made.name}")
+        raise Unavailable(f"{made.name} is deployed, but nothing serves it yet", faults=[fault])
     return made
 
 
@@ -286,7 +341,9 @@ def infer(
             given["inputs"] = [*given.get("inputs", ()), *(tensor(*pair, known) for pair in pairs)]
         parsing.check(operation, given)
         answer = platform.endpoints.infer(**given)
-    session.show(answer, _show_answer)
+    session.show(answer, partial(show_answer, inputs=given["inputs"]))
+    if not session.json:
+        print_notes(answer)
     if not session.json and answer.prediction:
         rows = max((each.shape[0] for each in answer.outputs if each.shape), default=1)
         first = f"{answer.prediction}.0" if rows > 1 else answer.prediction
@@ -370,24 +427,59 @@ def _number(text: str, datatype: str) -> Any:
     if datatype == "BYTES":
         return text
     if datatype == "BOOL":
-        return {"true": True, "false": False, "1": True, "0": False}.get(text.lower()) or float(text) != 0
+        return text.lower() == "true" if text.lower() in ("true", "false") else float(text) != 0
+    if "_" in text:  # Python reads 1_7 as 17
+        raise ValueError(text)
     return float(text) if datatype.startswith("FP") else int(text)
 
 
 def _signature(platform: Platform, found: DeployedEndpoint, version: str | None) -> dict[str, TensorSpec]:
-    """Return the model's inputs by name; none where the caller may not see them."""
+    """Return the model's inputs by name, none where the caller may not see them; and the keys of the lookup."""
     chosen = version or max(found.routes, key=lambda each: each.weight).version
+    keys = key_inputs(found.lookup)
     try:
-        return {each.name: each for each in platform.models.version(f"{found.model}@{chosen}").inputs}
+        return {each.name: each for each in platform.models.version(f"{found.model}@{chosen}").inputs} | keys
     except FalajError:
-        return {}
+        return keys
 
 
-def _show_answer(answer: InferenceResult) -> None:
+def key_inputs(lookup: Lookup | None) -> dict[str, TensorSpec]:
+    """Return the inputs that are keys, in the types of their views: a text such as 007 is no number."""
+    views = () if lookup is None else lookup.views
+    kinds = {key: kind for view in views for key, kind in zip(view.keys, view.key_types, strict=False)}
+    return {
+        key: TensorSpec(name=key, dtype="string" if kind is Datatype.BYTES else "int64", shape=(-1,))
+        for key, kind in kinds.items()
+    }
+
+
+def show_answer(answer: InferenceResult, *, inputs: Sequence[Mapping[str, Any]]) -> None:
+    """Print the rows of each output, beside the inputs that have one value per row, such as keys."""
+    columns = {each["name"]: each["data"] for each in inputs if len(each["shape"]) == 1}
     for each in answer.outputs:
         width = len(each.data) // each.shape[0] if each.shape and each.shape[0] else 1
         rows = [each.data[at : at + width] for at in range(0, len(each.data), width or 1)]
-        show_rows(["row", each.name], [[str(at), format_value(row)] for at, row in enumerate(rows)])
+        keys = {name: values for name, values in columns.items() if len(values) == len(rows)}
+        shown = [
+            [str(at), *(format_value(values[at]) for values in keys.values()), format_value(row)]
+            for at, row in enumerate(rows)
+        ]
+        show_rows(["row", *map(printable, keys), each.name], shown)
+
+
+def print_notes(answer: InferenceResult) -> None:
+    """Say on stderr why outputs are null or rest on defaults."""
+    for gap in answer.missing:
+        names = ", ".join(gap.features)
+        why = f"{gap.view} has no value for key {gap.key} ({gap.reason.replace('_', ' ')})"
+        print(printable(f"row {gap.row}: {names} missing: {why}"), file=sys.stderr)
+    listed = len({gap.row for gap in answer.missing})
+    if answer.missing_rows > listed:
+        print(f"… and {answer.missing_rows - listed} more rows lack features", file=sys.stderr)
+    for each in answer.outputs:
+        if each.not_finite:
+            values = plural(each.not_finite, "value")
+            print(printable(f"{values} of {each.name} not finite (NaN or infinite): null"), file=sys.stderr)
 
 
 def _pair(text: str) -> tuple[str, str]:
@@ -437,11 +529,29 @@ def _removed(made: DeployedEndpoint, given: Given) -> Message:
     return Message(f"{made.name} is removed; its predictions are kept", (("undo", undo),))
 
 
+@PRESENTATION.message("endpoints.protect")
+def _protected(made: DeployedEndpoint, given: Given) -> Message:
+    words = f"{made.name} serves only versions that are approved for {made.protected}"
+    follow = f"models approve VERSION --alias {made.protected}"
+    return Message(
+        words, (("next", follow), ("undo", command_with("endpoints unprotect", given["endpoint"])))
+    )
+
+
+@PRESENTATION.message("endpoints.unprotect")
+def _released(made: DeployedEndpoint, given: Given) -> Message:
+    undo = command_with("endpoints protect", given["endpoint"])
+    return Message(f"{made.name} serves any version again", (("undo", undo),))
+
+
 @PRESENTATION.message("endpoints.feedback")
 def _scored(made: FeedbackResult, given: Given) -> Message:
     unknown = f"; {plural(len(made.unknown), 'prediction')} not in the log (yet)" if made.unknown else ""
+    unscored = (
+        f"; {len(made.unscored)} without a score: no finite number was predicted" if made.unscored else ""
+    )
     return Message(
-        f"{plural(made.stored, 'label')} stored, {made.replaced} in place of earlier ones{unknown}",
+        f"{plural(made.stored, 'label')} stored, {made.replaced} in place of earlier ones{unknown}{unscored}",
         (("next", command_with("endpoints stats", given["endpoint"])),),
     )
 

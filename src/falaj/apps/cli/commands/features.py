@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shlex
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from typing import Annotated, Any
 
@@ -12,17 +15,29 @@ import typer
 
 from falaj.apps.cli.files import open_input
 from falaj.apps.cli.generation import arguments, parsing
+from falaj.apps.cli.generation.operations import show_page
 from falaj.apps.cli.generation.presentation import Presentation
+from falaj.apps.cli.names import completion_of
 from falaj.apps.cli.output.messages import Given, Message, command_with, print_message
 from falaj.apps.cli.output.progress import count_bytes, progress
 from falaj.apps.cli.output.results import show as show_result
 from falaj.apps.cli.output.tables import show_fields, show_rows, show_text
-from falaj.apps.cli.output.values import format_value, plural
+from falaj.apps.cli.output.values import format_value, plural, printable
 from falaj.apps.cli.session import Session
 from falaj.control.services import all_operations
 from falaj.errors import FalajError, InvalidInput
-from falaj.records.features import IngestResult, MaterializeResult, OnlineRows, StoredView, TrainingSet
-from falaj.sdk.features import spine_reference, view_location
+from falaj.records.features import (
+    Entity,
+    FeatureView,
+    IngestResult,
+    KnownAt,
+    MaterializeResult,
+    OnlineRows,
+    StoredView,
+    TableCleanup,
+    TrainingSet,
+)
+from falaj.sdk.features import spine_reference
 from falaj.sdk.platform import Platform
 
 PRESENTATION = Presentation(
@@ -31,6 +46,11 @@ PRESENTATION = Presentation(
 )
 
 
+KNOWN_AT = {
+    KnownAt.CREATED_TIME: "created_time: the column {column}",
+    KnownAt.INGESTION: "ingestion: when rows came in; rows of the first load and of back-fills when they happened",
+    KnownAt.EVENT_TIME: "event_time: when rows happened, also those that came in late",
+}
 SPINE = Annotated[
     str, typer.Option(metavar="FILE|VIEW", help="The rows to join features to: a file, or a view.")
 ]
@@ -45,7 +65,9 @@ EVENT_TIME = Annotated[
         metavar="COLUMN", help="The column with each row's time. (default: event_time, or the view's)"
     ),
 ]
-VIEW = Annotated[str, typer.Argument(metavar="VIEW", help="A view: its name or id.")]
+VIEW = Annotated[
+    str, typer.Argument(metavar="VIEW", help="A view: its name or id.", autocompletion=completion_of("view"))
+]
 
 
 @PRESENTATION.command("ingest")
@@ -58,28 +80,135 @@ def ingest(
     *,
     only: arguments.ONLY = None,
     classes: arguments.CLASSES = None,
+    strict: Annotated[
+        bool,
+        typer.Option(
+            "--strict",
+            help="Refuse times without a zone, nanoseconds, and columns that the view does not have.",
+        ),
+    ] = False,
+    again: Annotated[
+        bool, typer.Option("--again", help="Add the rows although the same file was added before.")
+    ] = False,
+    backfill: Annotated[
+        bool,
+        typer.Option(
+            "--backfill", help="The rows are history: known when they happened, not when they come in."
+        ),
+    ] = False,
 ) -> None:
-    """Upload files and add their rows to a view. Each file is added completely or not at all."""
+    """Upload files and add their rows to a view. Each file is added once, completely or not at all."""
     label = parsing.parse(
         all_operations()["blobs.upload"], {"only": only, "classes": classes}, command="features ingest"
     )
     _require_files(files)
     done: list[IngestResult] = []
     with session.platform() as platform:
-        place = view_location(platform, view)
+        found = platform.features.show(view)
+        place = {"workspace": found.workspace, "zone": found.zone}
+        backfill = backfill or (
+            found.known_at is KnownAt.INGESTION and not found.rows
+        )  # one load, many files
         for file in files:
             staged = ""
             try:
                 staged = _upload(platform, file, **place, **label)
-                done.append(platform.features.ingest(view, data=staged))
+                done.append(
+                    platform.features.ingest(view, data=staged, strict=strict, again=again, backfill=backfill)
+                )
             except FalajError as error:
-                raise _after_files(_of_file(error, file, staged), file, files[: len(done)]) from None
+                raise _after_files(
+                    _of_file(error, file, staged), file, files[: len(done)], backfill=backfill
+                ) from None
     if session.json:
         show_result(done, as_json=True)
         return
     added = sum(each.added for each in done)
     words = f"{view}: {plural(added, 'row')} added, {done[-1].rows} now, in version {done[-1].version}"
-    print_message(session, Message(words, (("next", f"features materialize {shlex.quote(view)}"),)))
+    if done[0].known_from is not None:
+        words += f"; known from {format_value(done[0].known_from)} on (history: --backfill)"
+    notes = [note for file, each in zip(files, done, strict=True) for note in _notes(file, each)]
+    print_message(
+        session, Message("\n".join([words, *notes]), (("next", f"features materialize {shlex.quote(view)}"),))
+    )
+
+
+def _notes(file: str, done: IngestResult) -> Iterator[str]:
+    """Say what was assumed about the rows of a file, and whether they were there already."""
+    for note in done.notes:
+        yield f"  note   {file}: {note}"
+    if done.already_since is not None:
+        since = format_value(done.already_since)
+        yield f"  note   {file}: was added before, {since}, and is left out; --again adds it once more"
+
+
+@PRESENTATION.command("infer")
+def infer(
+    session: Session,
+    file: Annotated[str, typer.Argument(metavar="FILE", help="Parquet, CSV or Arrow; - for standard input.")],
+    *,
+    name: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The view. (default: the name of the file)")
+    ] = None,
+    entity: Annotated[
+        str | None, typer.Option(metavar="NAME", help="What the rows describe. (default: after the key)")
+    ] = None,
+    key: Annotated[
+        str | None,
+        typer.Option(metavar="COLUMN", help="What identifies it. (default: the first column that looks so)"),
+    ] = None,
+    event_time: Annotated[
+        str | None,
+        typer.Option(metavar="COLUMN", help="Its time. (default: event_time, or the first column of times)"),
+    ] = None,
+) -> None:
+    """Print the definition of an entity and a view that fit a file, as TOML for falaj apply."""
+    operation = all_operations()["features.infer"]
+    options = {"entity": entity, "key": key, "event_time": event_time}
+    typed = options | {"name": name or _view_name(file), "data": "staged"}
+    given = parsing.parse(operation, typed)
+    parsing.check(operation, given)
+    _require_files([file])
+    with session.platform() as platform:
+        given["data"] = _upload(platform, file)
+        try:
+            found = platform.features.infer(**given)
+        except InvalidInput as error:
+            if any(fault.where in options for fault in error.faults):
+                raise parsing.name_options(error, command="features infer") from None
+            raise _of_file(error, file, given["data"]) from None
+    if session.json:
+        show_result(found, as_json=True)
+        return
+    source = None if file == "-" or os.path.isabs(file) else file
+    print("\n".join(definition_lines(found.entity, found.view, source=source)))
+    skipped = f"; not stored: {', '.join(map(printable, found.skipped))}" if found.skipped else ""
+    print(f"{plural(found.rows, 'row')}{skipped}", file=sys.stderr)
+
+
+def _view_name(file: str) -> str:
+    """Return the name of the file as the name of a view."""
+    return re.sub(r"[^a-z0-9]+", "-", os.path.basename(file).partition(".")[0].lower()).strip("-") or "rows"
+
+
+def definition_lines(entity: Entity, view: FeatureView, *, source: str | None) -> list[str]:
+    """Return the definitions as lines of TOML that falaj apply reads."""
+    columns = ", ".join(f'{each.name} = "{each.type}"' for each in view.columns)
+    moments = {"event_time": view.event_time, "created_time": view.created_time}
+    named = {name: column for name, column in moments.items() if column not in (None, "event_time")}
+    return [
+        "[[entity]]",
+        f'name = "{entity.name}"',
+        f'key = "{entity.key}"',
+        f'type = "{entity.type}"',
+        "",
+        "[[view]]",
+        f'name = "{view.name}"',
+        f'entities = ["{entity.name}"]',
+        *([] if source is None else [f"source = {json.dumps(source)}"]),
+        *(f'{name} = "{column}"' for name, column in named.items()),
+        f"columns = {{ {columns} }}",
+    ]
 
 
 @PRESENTATION.command("training-set")
@@ -118,7 +247,7 @@ def training_set(
     if session.json:
         show_result(made, as_json=True)
     else:
-        print_message(session, training_set_message(made))
+        print_message(session, training_set_message(made, given["views"]))
 
 
 @PRESENTATION.command("list")
@@ -128,9 +257,14 @@ def list_views(
     workspace: arguments.IN_WORKSPACE = None,
     after: arguments.AFTER = "",
     limit: arguments.LIMIT = "100",
+    everything: arguments.ALL = False,
 ) -> None:
     """List the views of a workspace, each in its newest version."""
     operation = all_operations()["features.list"]
+    if everything:
+        typed = {"workspace": workspace, "after": after, "limit": limit}
+        show_page(session, "features.list", typed, show_views, everything=True)
+        return
     given = parsing.parse(operation, {"workspace": workspace, "after": after, "limit": limit})
     parsing.check(operation, given)
     with session.platform() as platform:
@@ -218,17 +352,27 @@ def _of_file(error: FalajError, file: str, staged: str) -> FalajError:
     return type(error)(message, faults=faults, details=error.details)
 
 
-def _after_files(error: FalajError, file: str, done: list[str]) -> FalajError:
-    kept = f" (already ingested: {', '.join(done)})" if done else ""
+def _after_files(error: FalajError, file: str, done: list[str], *, backfill: bool) -> FalajError:
+    others = "; add the others with --backfill" if backfill else ""
+    kept = f" (already ingested: {', '.join(done)}{others})" if done else ""
     named = error.message if file in error.message else f"{file}: {error.message}"
     return type(error)(f"{named}{kept}", faults=error.faults, details=error.details)
 
 
-def training_set_message(made: TrainingSet) -> Message:
-    """Return the message about a new training set."""
+def training_set_message(made: TrainingSet, views: Sequence[str]) -> Message:
+    """Return the message about a new training set of `views`."""
     shape = f"{plural(made.rows, 'row')}, {plural(len(made.columns), 'column')}, {plural(len(made.views), 'view')}"
+    by_event = [
+        view for view, pin in zip(views, made.views, strict=True) if pin.known_at is KnownAt.EVENT_TIME
+    ]
+    note = (
+        f"; rows of {', '.join(by_event)} count as known at their event time, also late ones"
+        if by_event
+        else ""
+    )
+    words = f"training set {made.name} is ready: {shape}, in zone {made.zone}, {made.label.describe()}{note}"
     return Message(
-        f"training set {made.name} is created: {shape}, in zone {made.zone}, {made.label.describe()}",
+        "\n".join([words, *(f"  note   spine: {each}" for each in made.notes)]),
         (
             ("next", f"train SCRIPT --dataset training={made.name}"),
             ("or", f"features load {made.name} --output {made.name}.arrow"),
@@ -271,7 +415,7 @@ def show_view(view: StoredView) -> None:
         "id": view.id,
         "keys": ", ".join(f"{key.name} ({key.type})" for key in view.keys),
         "event time": definition.event_time,
-        "created time": format_value(definition.created_time),
+        "known at": KNOWN_AT[view.known_at].format(column=definition.created_time),
         "ttl": format_value(definition.ttl),
         "rows": f"{view.rows}"
         + ("" if view.table_version is None else f", table version {view.table_version}"),
@@ -307,4 +451,13 @@ def show_online(found: OnlineRows) -> None:
 @PRESENTATION.message("features.materialize")
 def _materialized(made: MaterializeResult, given: Given) -> Message:
     words = f"{given['view']}: {plural(made.keys, 'key')} online, version {made.version}"
+    if made.ahead:
+        words += f"; {plural(made.ahead, 'value')} of the future, each served from its time on"
+    if made.complete_until is not None:
+        words += f"\n  note   some keys have more of them: materialize again before {format_value(made.complete_until)}"
     return Message(words, (("next", command_with("features read", given["view"], "KEY")),))
+
+
+@PRESENTATION.message("features.cleanup")
+def _cleaned(made: TableCleanup, given: Given) -> Message:
+    return Message(f"{plural(made.files, 'file')} and {plural(made.spilled, 'query folder')} removed")

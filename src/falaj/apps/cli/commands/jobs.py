@@ -13,6 +13,7 @@ from falaj.apps.cli.commands.train import report_end, submit_file
 from falaj.apps.cli.generation import arguments, parsing
 from falaj.apps.cli.generation.operations import show_page
 from falaj.apps.cli.generation.presentation import Presentation
+from falaj.apps.cli.names import full_id
 from falaj.apps.cli.output.errors import FAILED
 from falaj.apps.cli.output.job_progress import follow_job, print_log
 from falaj.apps.cli.output.job_summary import (
@@ -30,9 +31,12 @@ from falaj.apps.cli.output.tables import show_fields, show_rows
 from falaj.apps.cli.output.values import format_value, plural, printable
 from falaj.apps.cli.session import Session
 from falaj.control.services import all_operations
+from falaj.errors import Denied, NotFound
 from falaj.records.scheduling.snapshot import Explanation
 from falaj.records.sizes import format_size
 from falaj.records.training.jobs import Checkpoint, Job, JobMove, JobState
+from falaj.sdk.platform import Platform
+from falaj.training.runs import IMAGE_TAG
 
 PRESENTATION = Presentation(
     columns={Job: ("id", "name", "state", "attempt", "progress", "submitted_at", "ended_at", "reason")},
@@ -51,10 +55,11 @@ def list_jobs(
     workspace: arguments.OF_WORKSPACE = None,
     after: arguments.AFTER = "",
     limit: arguments.LIMIT = "100",
+    everything: arguments.ALL = False,
 ) -> None:
     """List the jobs of a workspace, newest first."""
     typed = {"state": state, "workspace": workspace, "after": after, "limit": limit}
-    show_page(session, "jobs.list", typed, _show_jobs)
+    show_page(session, "jobs.list", typed, _show_jobs, everything=everything)
 
 
 @PRESENTATION.command("show")
@@ -62,9 +67,10 @@ def show_job(session: Session, job: arguments.JOB) -> None:
     """Show the state, progress and resources of a job, or how it ended."""
     parsing.check(all_operations()["jobs.show"], {"job": job})
     with session.platform() as platform:
-        found = platform.jobs.show(job)
+        found = platform.jobs.show(full_id(platform, "job", job))
         owner = found.owner if session.json else owner_name(platform, found.owner)
-    session.show(found, partial(_show_job, owner=owner))
+        image = None if session.json else _image_of(platform, found)
+    session.show(found, partial(_show_job, owner=owner, image=image))
 
 
 @PRESENTATION.command("logs")
@@ -72,17 +78,17 @@ def logs(
     session: Session,
     job: arguments.JOB,
     *,
-    follow: Annotated[bool, typer.Option("--follow", help="Continue until the job ends.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue until the job ends.")] = False,
     offset: Annotated[str, typer.Option(metavar="OFFSET", help="Begin at this byte.")] = "0",
 ) -> None:
     """Print the log of the newest attempt of a job."""
     given = parsing.parse(all_operations()["jobs.logs"], {"job": job, "offset": offset})
     parsing.check(all_operations()["jobs.logs"], given)
     with session.platform() as platform:
-        found = platform.jobs.show(job)
+        found = platform.jobs.show(full_id(platform, "job", job))
         if found.state is JobState.FAILED:
             print(f"job {found.id} failed: {printable(found.reason or '')}", file=sys.stderr)
-        print_log(platform, job, follow=follow, offset=int(offset), to=sys.stdout)
+        print_log(platform, found.id, follow=follow, offset=int(offset), to=sys.stdout)
 
 
 @PRESENTATION.command("wait")
@@ -90,16 +96,17 @@ def wait(
     session: Session,
     job: arguments.JOB,
     *,
-    follow: Annotated[bool, typer.Option("--follow", help="Show its log and progress.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Show its log and progress.")] = False,
 ) -> int:
     """Print every change until a job ends; exit 1 if it failed or was cancelled."""
     parsing.check(all_operations()["jobs.wait"], {"job": job})
     with session.platform() as platform:
+        job = full_id(platform, "job", job)
         if follow:
             ended = follow_job(
                 platform, platform.jobs.show(job), to=sys.stderr if session.json else sys.stdout
             )
-            return report_end(session, ended)
+            return report_end(session, platform, ended)
         last = show_changes(platform.jobs.wait(job), _line, as_json=session.json)
     return 0 if last is None or last.state is JobState.DONE else FAILED
 
@@ -109,7 +116,7 @@ def explain(session: Session, job: arguments.JOB) -> None:
     """Explain why a job waits, what would start it now, and when it is expected to start."""
     parsing.check(all_operations()["jobs.explain"], {"job": job})
     with session.platform() as platform:
-        found = platform.jobs.explain(job)
+        found = platform.jobs.explain(full_id(platform, "job", job))
     session.show(found, _show_explanation)
 
 
@@ -118,6 +125,7 @@ def checkpoints(session: Session, job: arguments.JOB) -> None:
     """List the checkpoints of a job, newest first, with the blobs that hold them."""
     parsing.check(all_operations()["jobs.checkpoints"], {"job": job})
     with session.platform() as platform:
+        job = full_id(platform, "job", job)
         found = platform.jobs.checkpoints(job)
     session.show(found, partial(_show_checkpoints, job=job))
 
@@ -167,7 +175,16 @@ def _show_jobs(found: tuple[Job, ...]) -> None:
     show_rows(heads, rows)
 
 
-def _show_job(job: Job, *, owner: str) -> None:
+def _image_of(platform: Platform, job: Job) -> str | None:
+    """Return the image that the newest attempt ran in on a cluster, which is a tag of its run."""
+    try:
+        tags = platform.runs.show(job.run).tags if job.attempt else ()
+    except (Denied, NotFound):
+        return None
+    return next((each.value for each in tags if each.key == IMAGE_TAG), None)
+
+
+def _show_job(job: Job, *, owner: str, image: str | None = None) -> None:
     spec, fields = job.spec, _status_fields(job)
     fields["runs"] = describe_command(spec)
     fields["requests"] = describe_request(spec)
@@ -176,7 +193,9 @@ def _show_job(job: Job, *, owner: str) -> None:
     optional = {
         "first requested": describe_original_request(spec.asked) if spec.asked else "",
         "where": describe_affinity(spec.affinity),
+        "image": printable(image or ""),
         "inputs": _pairs(spec.inputs),
+        "volumes": ", ".join(spec.volumes),
         "secrets": _pairs(spec.secrets),
         "environment": _pairs(spec.env),
         "time limit": format_value(spec.timeout) if spec.timeout else "",
@@ -188,9 +207,21 @@ def _show_job(job: Job, *, owner: str) -> None:
     fields |= {name: value for name, value in optional.items() if value}
     fields |= {"run": job.run, "owner": printable(owner), "label": job.label.describe()}
     show_fields(fields)
+    if job.limits:
+        print("\nlimits")
+        print("\n".join(f"  {printable(line)}" for line in _limit_lines(job)))
     if job.outputs:
         print(f"\n{plural(len(job.outputs), 'output')}")
         show_rows(["path", "blob"], [[printable(each.path), each.blob] for each in job.outputs])
+
+
+def _limit_lines(job: Job) -> list[str]:
+    """Return how each limit of the newest attempt is enforced, and which of them the job did not name."""
+    named = {"memory": job.spec.memory_bytes, "disk": job.spec.disk_bytes}
+    return [
+        f"{line}; the default" if named.get(line.partition(":")[0], 0) is None else line
+        for line in job.limits
+    ]
 
 
 def _status_fields(job: Job) -> dict[str, str]:

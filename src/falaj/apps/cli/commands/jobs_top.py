@@ -187,7 +187,7 @@ def _row(job: Job, snapshot: TopSnapshot) -> list[str]:
         format_rough_duration(far.left) if is_running and far else "-",
         format_rough_duration(snapshot.at - since),
         describe_gpus(job.spec),
-        str(job.spec.cpus),
+        str(job.spec.nodes * job.spec.cpus),
         job.spec.queue,
         printable(snapshot.people.get(job.owner, job.owner)),
         printable(snapshot.reasons.get(job.id) or job.reason or "-"),

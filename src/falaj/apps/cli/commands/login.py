@@ -17,13 +17,22 @@ from falaj.sdk.remote import connect
 
 def login(
     session: Session,
-    link: Annotated[str, typer.Argument(metavar="URL[#CODE]", help="An address, or a sign-in link.")],
+    link: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="URL[#CODE]",
+            help="An address, or a sign-in link. Without it: a new token for the owner of the home.",
+        ),
+    ] = None,
     *,
     token: Annotated[
         bool, typer.Option("--token", help="Ask for a token, or read it from standard input.")
     ] = False,
 ) -> None:
     """Sign in to a platform, and save the credential for this address."""
+    if link is None:
+        _renew(session)
+        return
     address, _, fragment = link.partition("#")
     url, code = checked_url(address), fragment.removeprefix("code=")
     if bool(code) == token:
@@ -35,6 +44,26 @@ def login(
         )
     name = _save_token(url) if token else sign_in(url, code)
     print(f"signed in to {url} as {name}\n  next   falaj --url {url} users whoami")
+
+
+def _renew(session: Session) -> None:
+    """Save a new token for the platform that runs on the home, whose owner needs none to get it."""
+    from falaj.assembly.home import find_home
+    from falaj.assembly.owner import renew_owner_token
+    from falaj.assembly.platform import local_user
+
+    home = None if session.url else find_home(session.home)
+    if home is None:
+        raise InvalidInput.at(
+            "URL", given="nothing", allowed="an address, or a home on this machine: --home DIR"
+        )
+    url = home.platform().get("url")
+    if url is None:
+        print(f"no platform runs on {home.path}: its owner needs no token there")
+        return
+    token = renew_owner_token(home)
+    save(str(url), token.secret, expires_at=token.expires_at)
+    print(f"signed in to {url} as {local_user()}, until {token.expires_at:%Y-%m-%d}")
 
 
 def _save_token(url: str) -> str:

@@ -10,9 +10,10 @@ import typer
 from falaj.apps.cli.generation import arguments, parsing
 from falaj.apps.cli.generation.operations import show_page
 from falaj.apps.cli.generation.presentation import Presentation
+from falaj.apps.cli.names import completion_of, full_id
 from falaj.apps.cli.output.messages import Given, Message, show_or_tell
 from falaj.apps.cli.output.tables import show_fields, show_rows
-from falaj.apps.cli.output.values import format_metrics, format_value, printable
+from falaj.apps.cli.output.values import format_duration, format_metrics, format_value, printable
 from falaj.apps.cli.session import Session
 from falaj.control.services import all_operations
 from falaj.records.registry import Alias, Approval, Model, ModelVersion, Promotion, TensorSpec
@@ -33,9 +34,14 @@ PRESENTATION = Presentation(
 )
 
 
-MODEL = Annotated[str, typer.Argument(metavar="MODEL", help="A model: its name or id.")]
+MODEL = Annotated[
+    str,
+    typer.Argument(metavar="MODEL", help="A model: its name or id.", autocompletion=completion_of("model")),
+]
 BEFORE = Annotated[str | None, typer.Option(metavar="BEFORE", help="Versions before this one.")]
-VERSION = Annotated[str, typer.Argument(metavar="VERSION", help="A model version, such as churn@3.")]
+VERSION = Annotated[
+    str, typer.Argument(metavar="VERSION", help="A model version, such as churn@3 or churn@champion.")
+]
 
 
 @PRESENTATION.command("from-job")
@@ -63,18 +69,25 @@ def list_models(
     workspace: arguments.OF_WORKSPACE = None,
     after: arguments.AFTER = "",
     limit: arguments.LIMIT = "100",
+    everything: arguments.ALL = False,
 ) -> None:
     """List the models of a workspace, and the versions of their aliases."""
     typed = {"workspace": workspace, "after": after, "limit": limit}
-    show_page(session, "models.list", typed, _show_models)
+    show_page(session, "models.list", typed, _show_models, everything=everything)
 
 
 @PRESENTATION.command("versions")
 def versions(
-    session: Session, model: MODEL, *, before: BEFORE = None, limit: arguments.LIMIT = "100"
+    session: Session,
+    model: MODEL,
+    *,
+    before: BEFORE = None,
+    limit: arguments.LIMIT = "100",
+    everything: arguments.ALL = False,
 ) -> None:
     """List the versions of a model, newest first."""
-    show_page(session, "models.versions", {"model": model, "before": before, "limit": limit}, _show_versions)
+    typed = {"model": model, "before": before, "limit": limit}
+    show_page(session, "models.versions", typed, _show_versions, everything=everything)
 
 
 @PRESENTATION.command("version")
@@ -154,7 +167,7 @@ def register_model(
     session: Session, platform: Platform, job: str, model: str, *, workspace: str | None
 ) -> None:
     """Register the model that a job saved, and print the version."""
-    made = platform.register(job, model, workspace=workspace)
+    made = platform.register(full_id(platform, "job", job), model, workspace=workspace)
     show_or_tell(session, made, _registered(made, {}))
 
 
@@ -182,7 +195,46 @@ def _approved(made: Approval, given: Given) -> Message:
     return Message(f"{made.version} is approved for {made.alias} by {made.by}", (("next", follow),))
 
 
+@PRESENTATION.command("approvals")
+def approvals(
+    session: Session,
+    version: VERSION,
+    *,
+    alias: Annotated[str, typer.Option(metavar="ALIAS", help="The alias that they are for.")],
+) -> None:
+    """List the valid approvals of a version for an alias, and how each approver was appointed."""
+    show_page(session, "models.approvals", {"model": version, "alias": alias}, _show_approvals)
+
+
+def _show_approvals(found: tuple[Approval, ...]) -> None:
+    rows = [
+        [
+            each.by,
+            format_value(each.at),
+            _granted(each),
+            "-" if each.appointment is None else format_value(each.appointment.created_by),
+            "yes" if each.independent else "no",
+            each.comment or "-",
+        ]
+        for each in found
+    ]
+    show_rows(["by", "at", "approver", "user made by", "independent of the author", "comment"], rows)
+
+
+def _granted(approval: Approval) -> str:
+    """Return who made the approver one, how long before the approval, and through which group."""
+    found = approval.appointment
+    if found is None:
+        return "by a policy, or not recorded"
+    age = "" if found.granted_at is None else f" {format_duration(approval.at - found.granted_at)} before"
+    through = "" if found.group is None else f", in {found.group} by {format_value(found.added_by)}"
+    return f"by {format_value(found.granted_by)}{age}{through}"
+
+
 @PRESENTATION.message("models.protect")
 def _protected(made: Alias, given: Given) -> Message:
-    words = f"{made.alias} can only be set to versions that someone other than their author has approved"
+    who = (
+        "someone whom their author did not appoint" if made.independent else "someone other than their author"
+    )
+    words = f"{made.alias} can only be set to versions that {who} has approved"
     return Message(words, (("next", f"models approve VERSION --alias {made.alias}"),))

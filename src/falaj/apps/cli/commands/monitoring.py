@@ -49,6 +49,12 @@ def watch(
         str | None,
         typer.Option(metavar="TIME", help="The minimum duration of a window. (such as 30d, 12h or 90s)"),
     ] = None,
+    independent_rows: Annotated[
+        bool,
+        typer.Option(
+            "--independent-rows", help="Rows do not depend on each other over time, as in a replay."
+        ),
+    ] = False,
     name: Annotated[str | None, typer.Option(metavar="NAME", help="Its name, if not the endpoint's.")] = None,
     workspace: Annotated[
         str | None, typer.Option(metavar="WORKSPACE", help="A workspace: its name or id.")
@@ -60,6 +66,8 @@ def watch(
     given = parsing.parse(operation, typed | {"columns": column or None})
     if rows is not None or every is not None:
         given["window"] = _window(rows, every)
+    if independent_rows:
+        given["budget"] = {"dependence": "none"}
     parsing.check(operation, given, spelling=SPELLING)
     with session.platform() as platform:
         made = platform.monitoring.watch(**given)
@@ -128,9 +136,17 @@ def _row(report: DriftReport) -> list[str]:
         f"{report.effect:.2f}" if report.evidence else "-",
         found.get(Statistic.PSI, "-"),
         found.get(Statistic.KS, "-"),
-        str(report.window_rows),
+        _rows(report),
         printable(report.words.partition(": ")[2]) if not report.evidence else "",
     ]
+
+
+def _rows(report: DriftReport) -> str:
+    """Return the rows of the window, and as how many independent ones they count; "?" where that is not known."""
+    if not report.evidence:
+        return str(report.window_rows)
+    effective = "?" if report.effective_rows is None else str(report.effective_rows)
+    return f"{report.window_rows} ~ {effective}"
 
 
 @PRESENTATION.message("monitoring.set_reference")

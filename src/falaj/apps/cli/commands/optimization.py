@@ -6,8 +6,9 @@ from typing import Annotated
 
 import typer
 
-from falaj.apps.cli.generation import parsing
+from falaj.apps.cli.generation import arguments, parsing
 from falaj.apps.cli.generation.presentation import Presentation
+from falaj.apps.cli.names import completion_of, full_id
 from falaj.apps.cli.output import results
 from falaj.apps.cli.output.messages import Given, Message
 from falaj.apps.cli.output.tables import show_fields, show_rows
@@ -41,12 +42,19 @@ HEADINGS = (
 @PRESENTATION.command("show")
 def show(
     session: Session,
-    optimization: Annotated[str, typer.Argument(metavar="OPTIMIZATION", help="An optimization: its id.")],
+    optimization: Annotated[
+        str,
+        typer.Argument(
+            metavar="OPTIMIZATION",
+            help=f"An optimization: {arguments.SHORT}",
+            autocompletion=completion_of("optimization"),
+        ),
+    ],
 ) -> None:
     """Show the variants of an optimization: latency, throughput, size, quality, and the verdict with its reason."""
     parsing.check(all_operations()["optimization.show"], {"optimization": optimization})
     with session.platform() as platform:
-        found = platform.optimization.show(optimization)
+        found = platform.optimization.show(full_id(platform, "optimization", optimization))
     if session.json:
         results.show(found, as_json=True)
         return

@@ -10,10 +10,10 @@ import typer
 from falaj.apps.cli.generation.presentation import Presentation
 from falaj.apps.cli.generation.typer_commands import command
 from falaj.apps.cli.output.errors import FAILED
-from falaj.apps.cli.output.messages import Message, print_message
+from falaj.apps.cli.output.messages import Message, print_message, show_or_tell
 from falaj.apps.cli.output.results import show
 from falaj.apps.cli.session import Session
-from falaj.apps.supervisor import down, status, up
+from falaj.apps.supervisor import down, status, up, up_detached
 from falaj.errors import InvalidInput
 
 PRESENTATION = Presentation()
@@ -28,10 +28,21 @@ def start(
     bind: Annotated[
         str | None, typer.Option(metavar="ADDRESS", help="Listen here instead of server.bind.")
     ] = None,
+    detach: Annotated[
+        bool, typer.Option("--detach", "-d", help="Start it in the background; falaj down stops it.")
+    ] = False,
 ) -> int:
     """Start the platform on this machine, in the foreground; Ctrl-C stops it."""
     _require_home(session)
-    return up(session.home, port=_port(port), bind=bind)
+    number = _port(port)
+    if not detach:
+        return up(session.home, port=number, bind=bind)
+    typed = [("--port", port), ("--bind", bind)]
+    found = up_detached(session.home, options=[word for pair in typed if pair[1] for word in pair if word])
+    words = f"Falaj runs at {found.url} (home {found.home}), as process {found.pid}"
+    follow = (("next", "tokens sign-in-link"), ("undo", "down"))
+    show_or_tell(session, found, Message(words, follow))
+    return 0
 
 
 def show_status(session: Session) -> int:

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from falaj.apps.cli.commands.queues_kueue import apply, diff, render
 from falaj.apps.cli.commands.queues_what_if import what_if, what_if_result
 from falaj.apps.cli.generation import arguments, parsing
 from falaj.apps.cli.generation.operations import show_page
@@ -74,9 +75,10 @@ def list_queues(
     *,
     after: arguments.AFTER = "",
     limit: arguments.LIMIT = "100",
+    everything: arguments.ALL = False,
 ) -> None:
     """List the queues and their use."""
-    show_page(session, "queues.list", {"after": after, "limit": limit}, print_tree)
+    show_page(session, "queues.list", {"after": after, "limit": limit}, print_tree, everything=everything)
 
 
 @PRESENTATION.command("set")
@@ -318,4 +320,10 @@ def _budget_spelled(terms: BudgetTerms) -> str:
     return shlex.join([*words, "--period", terms.period])
 
 
-PRESENTATION.commands |= {"what-if": what_if, "what-if-result": what_if_result}
+PRESENTATION.commands |= {
+    "what-if": what_if,
+    "what-if-result": what_if_result,
+    "render": render,
+    "diff": diff,
+    "apply": apply,
+}

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from falaj.apps.cli.generation import parsing
+from falaj.apps.cli.names import full_id
 from falaj.apps.cli.output.messages import Message, print_message
 from falaj.apps.cli.output.results import show
 from falaj.apps.cli.output.tables import show_rows
@@ -117,7 +118,7 @@ def what_if_result(
     """Show the result of a what-if: waits, use, preemptions and cost of each queue, before and after."""
     parsing.check(all_operations()["queues.what_if_result"], {"work": work})
     with session.platform() as platform:
-        found = platform.queues.what_if_result(work)
+        found = platform.queues.what_if_result(full_id(platform, "work", work))
     session.show(found, _print_comparison)
 
 

@@ -9,6 +9,7 @@ import typer
 from falaj.apps.cli.generation import arguments, parsing
 from falaj.apps.cli.generation.operations import show_page
 from falaj.apps.cli.generation.presentation import Presentation
+from falaj.apps.cli.names import completion_of, full_id
 from falaj.apps.cli.output.tables import show_fields, show_rows
 from falaj.apps.cli.output.values import format_elapsed, format_number, format_value, printable
 from falaj.apps.cli.session import Session
@@ -21,7 +22,10 @@ PRESENTATION = Presentation(
 )
 
 
-RUN = Annotated[str, typer.Argument(metavar="RUN", help="The id of the run.")]
+RUN = Annotated[
+    str,
+    typer.Argument(metavar="RUN", help=f"A run: {arguments.SHORT}", autocompletion=completion_of("run")),
+]
 
 
 @PRESENTATION.command("show")
@@ -29,7 +33,7 @@ def show_run(session: Session, run: RUN) -> None:
     """Show a run with its parameters, tags, artifacts and summaries of its metrics."""
     parsing.check(all_operations()["runs.show"], {"run": run})
     with session.platform() as platform:
-        found = platform.runs.show(run)
+        found = platform.runs.show(full_id(platform, "run", run))
     session.show(found, _show_details)
 
 
@@ -39,7 +43,9 @@ def list_runs(
     experiment: Annotated[
         str,
         typer.Argument(
-            metavar="EXPERIMENT", help="An experiment: its name or id. That of a job has the name of the job."
+            metavar="EXPERIMENT",
+            help="An experiment: its name or id. That of a job has the name of the job.",
+            autocompletion=completion_of("experiment"),
         ),
     ],
     *,
@@ -52,10 +58,11 @@ def list_runs(
     ] = None,
     after: arguments.AFTER = "",
     limit: arguments.LIMIT = "100",
+    everything: arguments.ALL = False,
 ) -> None:
     """List the runs of an experiment that meet every condition, newest first."""
     typed = {"experiment": experiment, "status": status, "where": where, "after": after, "limit": limit}
-    show_page(session, "runs.list", typed, _show_runs)
+    show_page(session, "runs.list", typed, _show_runs, everything=everything)
 
 
 def _show_runs(found: tuple[Run, ...]) -> None:

@@ -5,19 +5,21 @@ from __future__ import annotations
 import inspect
 import re
 import sys
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, NamedTuple
 
 import typer
 
+from falaj.apps.cli import Terminated
 from falaj.apps.cli.commands.models import register_model
 from falaj.apps.cli.generation import arguments, parsing
 from falaj.apps.cli.generation.typer_commands import command
 from falaj.apps.cli.output.errors import FAILED
-from falaj.apps.cli.output.job_progress import follow_job
+from falaj.apps.cli.output.job_progress import cancel_local_job, follow_job
 from falaj.apps.cli.output.job_summary import describe_memory
 from falaj.apps.cli.output.messages import Message, print_message
 from falaj.apps.cli.output.results import show
-from falaj.apps.cli.output.values import format_elapsed, plural, printable
+from falaj.apps.cli.output.values import format_elapsed, format_metrics, plural, printable
 from falaj.apps.cli.session import Session
 from falaj.errors import FalajError, Fault
 from falaj.records.training.jobs import Job, JobSpec, JobState
@@ -44,7 +46,9 @@ Register = Annotated[
         help="Register the model that it saved with fj.save_model as the next version of this model.",
     ),
 ]
-Follow = Annotated[bool, typer.Option("--follow/--detach", help="Wait and show its log, or return at once.")]
+Follow = Annotated[
+    bool, typer.Option("--follow/--detach", "-f/-d", help="Wait and show its log, or return at once.")
+]
 Estimated = Annotated[
     bool,
     typer.Option(
@@ -53,10 +57,18 @@ Estimated = Annotated[
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the job as YAML without submitting it.")]
 
+MISSING_MODULE = re.compile(r"ModuleNotFoundError: No module named '([^']+)'")
+CODE_ERROR = re.compile(r"\b(?:SyntaxError|IndentationError|TabError|ImportError|NameError)\b")
+"""Errors that the same code has again: a retry does not help."""
+
 SECRET_WORDS = re.compile(r"(?:^|_)[A-Z0-9]*(?:TOKEN|SECRET|PASSWORD|PASSWD|KEY)S?(?=_|$)")
 """Matches the names of variables that hold a secret, but not TOKENIZERS_PARALLELISM."""
 
-TYPED = {plain: spelled for spelled, plain in SYNONYMS.items()} | {"inputs": "dataset", "secrets": "secret"}
+TYPED = {plain: spelled for spelled, plain in SYNONYMS.items()} | {
+    "inputs": "dataset",
+    "secrets": "secret",
+    "volumes": "volume",
+}
 """The option that sets a field of JobSpec, where it has another name."""
 
 
@@ -71,7 +83,7 @@ def train_command() -> Any:
 
     run.__signature__ = inspect.Signature([*own, *option_parameters()])  # type: ignore[attr-defined]
     run.__doc__ = train.__doc__
-    return command("train", run)
+    return command("train", run, creates_home=True)
 
 
 def train(
@@ -102,8 +114,12 @@ def train(
         _say(session, f"job {job.id} ({job.name}) is queued with {files} of code")
         if not follow:
             return report_detached(session, job, register, is_remote=platform.where.startswith("http"))
-        job = follow_job(platform, job, to=sys.stderr if session.json else sys.stdout)
-        status = report_end(session, job)
+        try:
+            job = follow_job(platform, job, to=sys.stderr if session.json else sys.stdout)
+        except Terminated:
+            cancel_local_job(platform, job.id)
+            raise
+        status = report_end(session, platform, job)
         if register is not None and status == 0:
             register_model(session, platform, job.id, register, workspace=ready.workspace)
     return status
@@ -155,13 +171,22 @@ def report_detached(session: Session, job: Job, register: str | None, *, is_remo
     return 0
 
 
-def report_end(session: Session, job: Job) -> int:
-    """Print how a job ended; return the exit status."""
+def report_end(session: Session, platform: Platform, job: Job) -> int:
+    """Print how a job ended, with the last values of its metrics; return the exit status."""
     if session.json:
         show(job, as_json=True)
     else:
-        print_message(session, _ending(job))
+        print_message(session, _ending(job, _last_metrics(platform, job)))
     return 0 if job.state is JobState.DONE else FAILED
+
+
+def _last_metrics(platform: Platform, job: Job) -> dict[str, float]:
+    """Return the last value of each metric that the job has logged; none where the caller may not see its run."""
+    try:
+        logged = platform.runs.show(job.run).metrics
+    except FalajError:
+        return {}
+    return {each.key: each.last for each in logged if each.last is not None}
 
 
 def _submit(platform: Platform, ready: PreparedJob) -> Job:
@@ -196,14 +221,32 @@ def _print_job(session: Session, ready: PreparedJob) -> int:
     return 0
 
 
-def _ending(job: Job) -> Message:
+def _ending(job: Job, metrics: Mapping[str, float]) -> Message:
     took = format_elapsed(job.started_at, job.ended_at)
     if job.state is JobState.DONE:
-        words = f"job {job.id} is done after {took}: {plural(len(job.outputs), 'output')}"
+        logged = f"\n  logged {format_metrics(metrics)}" if metrics else ""
+        words = f"job {job.id} is done after {took}: {plural(len(job.outputs), 'output')}{logged}"
         return Message(words, (("next", f"runs show {job.run}"),))
     ended = "failed" if job.state is JobState.FAILED else "is cancelled"
     words = f"job {job.id} {ended} after {took}: {printable(job.reason or '')}"
-    return Message(words, (("next", f"jobs logs {job.id}"), ("next", f"jobs retry {job.id}")))
+    logs = ("next", f"jobs logs {job.id}")
+    if (fix := _fix_of_code(job)) is not None:
+        return Message(f"{words}\n  fix    {fix}", (logs,))
+    return Message(words, (logs, ("next", f"jobs retry {job.id}")))
+
+
+def _fix_of_code(job: Job) -> str | None:
+    """Return the fix of a failure that the same code would have again; none where a retry may help."""
+    reason = job.reason or ""
+    if (module := MISSING_MODULE.search(reason)) is not None:
+        where = f"the environment {job.spec.environment}" if job.spec.environment else "the platform's Python"
+        return (
+            f"{printable(module[1])} is not installed in {where}: install it in a virtualenv, name that in falaj.toml "
+            "under [jobs.environments], and give its name to falaj train with --environment"
+        )
+    if CODE_ERROR.search(reason):
+        return "correct the code, and submit it again with falaj train; a retry runs the code as it was"
+    return None
 
 
 def _say(session: Session, words: str) -> None:
@@ -226,10 +269,11 @@ OPTIONS: dict[str, TrainOption] = {
     "name": TrainOption("NAME", "Its name. (default: the name of the script)"),
     "queue": TrainOption("QUEUE", "The queue that it waits in. (default: default)"),
     "dataset": TrainOption("NAME=REF", "An input: a training set, view, model version or blob.", "several"),
-    "cpus": TrainOption("COUNT", "For all its processes. (default 1)"),
-    "memory": TrainOption("SIZE", "For all its processes, like 8GiB."),
-    "disk": TrainOption("SIZE", "At most so much disk space, like 20GiB."),
-    "gpus": TrainOption("COUNT", "For all its processes. (default 0)"),
+    "volume": TrainOption("NAME", "A volume that an administrator lets its workspace use.", "several"),
+    "cpus": TrainOption("COUNT", "Of each node, for all its processes. (default 1)"),
+    "memory": TrainOption("SIZE", "Of each node, for all its processes, like 8GiB."),
+    "disk": TrainOption("SIZE", "At most so much disk space on each node, like 20GiB."),
+    "gpus": TrainOption("COUNT", "Of each node, for all its processes. (default 0)"),
     "gpu_memory": TrainOption("SIZE", "Of one GPU, like 16GiB."),
     "gpu_share": TrainOption("PART", "A part of one GPU, like 0.25, instead of a whole one."),
     "gpu_profile": TrainOption("PROFILE", "MIG slices, like 1g.18gb, instead of whole GPUs."),
@@ -244,18 +288,24 @@ OPTIONS: dict[str, TrainOption] = {
     "framework": TrainOption(
         "NAME", "plain, torch (torchrun), tensorflow, jax, mpi, horovod, xgboost … (default: plain)"
     ),
-    "processes": TrainOption(
-        "COUNT", "Processes that work together; for torch also FEWEST:MOST, like 2:4. (default 1)"
+    "nodes": TrainOption(
+        "COUNT", "Nodes that work together; they share a machine that holds them all. (default 1)"
     ),
-    "roles": TrainOption("ROLE=COUNT,…", "The processes of each role, like worker=2,ps=1."),
-    "environment": TrainOption("NAME", "The virtualenv that it runs in. (default: the platform's)"),
+    "processes": TrainOption(
+        "COUNT",
+        "Processes on each node, which work together; for torch also FEWEST:MOST, like 2:4. (default 1)",
+    ),
+    "roles": TrainOption("ROLE=COUNT,…", "The processes of each role on all nodes, like worker=2,ps=1."),
+    "environment": TrainOption(
+        "NAME", "The virtualenv, or on a cluster the image, that it runs in. (default: the platform's)"
+    ),
     "pool": TrainOption("POOL", "Only on nodes of this pool.", "several"),
     "label": TrainOption("LABEL", "Only on nodes with this label.", "several"),
     "avoid": TrainOption("LABEL", "Not on nodes with this label.", "several"),
     "group": TrainOption("NAME", "The group that --near and --apart of other jobs refer to."),
     "near": TrainOption("GROUP", "On the same node as a job of this group.", "several"),
     "apart": TrainOption("GROUP", "On no node with a job of this group.", "several"),
-    "spread": TrainOption("", "Each replica on a node of its own.", "flag", "--spread"),
+    "spread": TrainOption("", "Each of its nodes on a machine of its own.", "flag", "--spread"),
     "island": TrainOption("KIND", "Keep it in one NVLink island or RDMA fabric: nvlink, rdma."),
     "retries": TrainOption("COUNT", "More attempts after a failure. (default 0)"),
     "timeout": TrainOption("TIME", "The time limit of an attempt, like 2h."),

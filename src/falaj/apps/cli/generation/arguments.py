@@ -14,6 +14,7 @@ import typer
 from pydantic import BaseModel
 
 from falaj.apps.cli.generation.presentation import presentation_of
+from falaj.apps.cli.names import BY_ID, completion_of
 from falaj.apps.cli.output.values import format_duration
 from falaj.governance.operations.operation import Operation
 from falaj.records.names import PlacedIn, RefersTo
@@ -31,21 +32,48 @@ EXAMPLES = {"classes": "personal", "limit": "100", "only": "AE"}
 """A valid value of such a parameter, for the fix of a fault."""
 
 AFTER = Annotated[str, typer.Option(metavar="AFTER", help=HELP["after"])]
+ALL = Annotated[bool, typer.Option("--all", help="List everything, not one page.")]
 LIMIT = Annotated[str, typer.Option(metavar="LIMIT", help=HELP["limit"])]
 NAME = Annotated[str, typer.Argument(metavar="NAME", help=HELP["name"])]
 ONLY = Annotated[list[str] | None, typer.Option(metavar="ONLY", help=HELP["only"])]
 CLASSES = Annotated[list[str] | None, typer.Option("--class", metavar="CLASS", help=HELP["classes"])]
 OF_WORKSPACE = Annotated[
-    str | None, typer.Option("--workspace", metavar="WORKSPACE", help="Of this workspace.")
+    str | None,
+    typer.Option(
+        "--workspace",
+        metavar="WORKSPACE",
+        help="Of this workspace.",
+        autocompletion=completion_of("workspace"),
+    ),
 ]
 IN_WORKSPACE = Annotated[
-    str | None, typer.Option("--workspace", metavar="WORKSPACE", help="The workspace that it belongs to.")
+    str | None,
+    typer.Option(
+        "--workspace",
+        metavar="WORKSPACE",
+        help="The workspace that it belongs to.",
+        autocompletion=completion_of("workspace"),
+    ),
 ]
 IN_ZONE = Annotated[
-    str | None, typer.Option("--zone", metavar="ZONE", help="The zone that stores its bytes.")
+    str | None,
+    typer.Option(
+        "--zone",
+        metavar="ZONE",
+        help="The zone that stores its bytes.",
+        autocompletion=completion_of("zone"),
+    ),
 ]
-ENDPOINT = Annotated[str, typer.Argument(metavar="ENDPOINT", help="An endpoint: its name or id.")]
-JOB = Annotated[str, typer.Argument(metavar="JOB", help="The id of the job.")]
+ENDPOINT = Annotated[
+    str,
+    typer.Argument(
+        metavar="ENDPOINT", help="An endpoint: its name or id.", autocompletion=completion_of("endpoint")
+    ),
+]
+SHORT = "its id or the beginning of it, its name, or last for the newest."
+JOB = Annotated[
+    str, typer.Argument(metavar="JOB", help=f"A job: {SHORT}", autocompletion=completion_of("job"))
+]
 YES = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")]
 
 REFERENCES = {"user": "A user or service account", "subject": "A user, service account or group"}
@@ -112,6 +140,8 @@ def _for_typer(how: ArgumentSpec, operation: Operation) -> inspect.Parameter:
     settings: dict[str, Any] = {"metavar": how.word, "help": _help(how, parameter, own_help)}
     if how.choices:
         settings["autocompletion"] = lambda: list(how.choices)
+    elif (kind := _referred_kind(parameter.annotation)) is not None:
+        settings["autocompletion"] = completion_of(kind)
     plain: Any = bool if how.kind == "flag" else list[str] if how.repeated else str
     flag = f"{how.spelled}/--no-{how.spelled[2:]}" if how.kind == "flag" else how.spelled
     info: Any = typer.Option(flag, **settings) if how.is_option else typer.Argument(**settings)
@@ -143,10 +173,19 @@ def _from_markers(annotation: Any) -> str:
         if isinstance(marker, RefersTo) and marker.kind is None:
             return "An id, or kind:name."
         if isinstance(marker, RefersTo):
-            return f"{REFERENCES.get(marker.kind or '') or _with_article(marker.kind or '')}: its name or id."
+            words = REFERENCES.get(marker.kind or "") or _with_article(marker.kind or "")
+            return f"{words}: {SHORT if marker.kind in BY_ID else 'its name or id.'}"
         if isinstance(marker, PlacedIn):
             return "A zone; list them with falaj zones list."
     return ""
+
+
+def _referred_kind(annotation: Any) -> str | None:
+    """Return the kind of what a parameter refers to; none where it is anything, or no reference."""
+    for marker in _markers(annotation):
+        if isinstance(marker, RefersTo | PlacedIn):
+            return marker.kind if isinstance(marker, RefersTo) else "zone"
+    return None
 
 
 def _with_article(kind: str) -> str:

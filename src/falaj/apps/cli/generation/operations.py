@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import csv
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from datetime import datetime
 from typing import Annotated, Any
 
 import typer
+from pydantic_core import to_json
 
 from falaj.apps.cli.files import open_input, output
 from falaj.apps.cli.generation import arguments, parsing
 from falaj.apps.cli.generation.presentation import presentation_of
 from falaj.apps.cli.generation.typer_commands import CommandFunction
+from falaj.apps.cli.names import full_references
 from falaj.apps.cli.output.messages import print_message
-from falaj.apps.cli.output.prompts import confirm
+from falaj.apps.cli.output.prompts import confirm, require_answerable
 from falaj.apps.cli.output.results import show, show_json_lines, show_records
 from falaj.apps.cli.output.tables import show_rows
 from falaj.apps.cli.output.values import format_value
@@ -28,6 +32,16 @@ from falaj.sdk.platform import Platform
 OUTPUT = Annotated[
     str | None, typer.Option("--output", metavar="FILE", help="Write here instead of standard output.")
 ]
+ARROW_OUTPUT = Annotated[
+    str | None,
+    typer.Option(
+        "--output",
+        metavar="FILE",
+        help="Write Arrow here, - for standard output, instead of a table on a terminal and CSV elsewhere.",
+    ),
+]
+
+LARGEST_PAGE = 1000
 
 SHOWN_ROWS = 20
 """Rows of an Arrow table that are printed on a terminal."""
@@ -38,21 +52,28 @@ def command_for(operation: Operation) -> CommandFunction:
 
     def perform(session: Session, **typed: Any) -> int | None:
         yes, to = typed.pop("yes", False), typed.pop("output_file", None)
+        everything = typed.pop("all_pages", False)
         given = parsing.parse(operation, typed)
         parsing.check(operation, given)
         if operation.confirm:
-            confirm(f"{parsing.unparse(operation, given)}: {operation.summary} Continue?", yes=yes)
+            require_answerable(yes=yes)
         with session.platform() as platform, open_upload(operation, given) as ready:
-            result = call(platform, operation, ready)
-            present(session, operation, given, result, to=to)
+            ready = full_references(platform, operation, ready)
+            if operation.confirm:
+                question = parsing.unparse(operation, ready)
+                confirm(f"{question}: {operation.summary} Continue?", yes=yes)
+            if everything:
+                columns = presentation_of(operation.group).columns
+                found = pages(platform, operation, ready)
+                _show_everything(session, found, lambda items: show_records(items, columns))
+            else:
+                present(session, operation, given, call(platform, operation, ready), to=to)
         return None
 
     added = [_added("yes", arguments.YES, False)] if operation.confirm else []
-    added += (
-        [_added("output_file", OUTPUT, None)]
-        if operation.shape in (ResponseShape.BYTES, ResponseShape.ARROW)
-        else []
-    )
+    added += [_added("all_pages", arguments.ALL, False)] if _cursor_of(operation) is not None else []
+    outputs = {ResponseShape.BYTES: OUTPUT, ResponseShape.ARROW: ARROW_OUTPUT}
+    added += [_added("output_file", outputs[operation.shape], None)] if operation.shape in outputs else []
     session = inspect.Parameter("session", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=Session)
     parameters = [session, *arguments.signature(operation), *added]
     perform.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -64,6 +85,17 @@ def call(platform: Platform, operation: Operation, given: Mapping[str, Any]) -> 
     """Perform `operation` on `platform`."""
     method = getattr(getattr(platform, operation.group), operation.body.__name__)
     return method(**given)
+
+
+def pages(platform: Platform, operation: Operation, given: Mapping[str, Any]) -> Iterator[Page[Any]]:
+    """Perform a listing operation page by page, from where `given` says to the end."""
+    cursor, given = _cursor_of(operation) or "after", {**given, "limit": LARGEST_PAGE}
+    while True:
+        page = call(platform, operation, given)
+        yield page
+        if page.next is None:
+            return
+        given[cursor] = page.next if cursor == "after" else int(page.next)
 
 
 def present(
@@ -101,13 +133,21 @@ def open_upload(operation: Operation, given: Mapping[str, Any]) -> Iterator[dict
 
 
 def show_page(
-    session: Session, name: str, typed: Mapping[str, Any], table: Callable[[tuple[Any, ...]], None]
+    session: Session,
+    name: str,
+    typed: Mapping[str, Any],
+    table: Callable[[tuple[Any, ...]], None],
+    *,
+    everything: bool = False,
 ) -> None:
-    """Perform the listing operation `name` with what was typed, and print its page with `table`."""
+    """Perform the listing operation `name` with what was typed, and print its page with `table`, or all pages."""
     operation = all_operations()[name]
     given = parsing.parse(operation, typed)
     parsing.check(operation, given)
     with session.platform() as platform:
+        if everything:
+            _show_everything(session, pages(platform, operation, given), table)
+            return
         found = call(platform, operation, given)
     if session.json or not found.items:
         show(found, as_json=session.json)
@@ -127,12 +167,37 @@ def _show_result(session: Session, operation: Operation, given: Mapping[str, Any
         _print_next_page(session, operation, given, result)
 
 
+def _show_everything(
+    session: Session, found: Iterator[Page[Any]], table: Callable[[tuple[Any, ...]], None]
+) -> None:
+    """Print the items of all pages as one page; as JSON, each page when it has come."""
+    items = (item for page in found for item in page.items)
+    if session.json:
+        print('{"items": [', end="")
+        for number, item in enumerate(items):
+            print(",\n" if number else "\n", to_json(item).decode(), sep="", end="")
+        print('\n], "next": null}')
+        return
+    shown = tuple(items)
+    if shown:
+        table(shown)
+    else:
+        show_records(())
+
+
+def _cursor_of(operation: Operation) -> str | None:
+    """Return the parameter that `next` of a page is given to; none if the operation does not list pages."""
+    result = operation.signature.return_annotation
+    if not (isinstance(result, type) and issubclass(result, Page) and "limit" in operation.parameters):
+        return None
+    return "after" if "after" in operation.parameters else "before"
+
+
 def _print_next_page(
     session: Session, operation: Operation, given: Mapping[str, Any], page: Page[Any]
 ) -> None:
     if page.next:
-        cursor = "after" if "after" in operation.parameters else "before"
-        command = parsing.unparse(operation, given, **{cursor: page.next})
+        command = parsing.unparse(operation, given, **{str(_cursor_of(operation)): page.next})
         print(f"there are more: {session.full_command(command)}", file=sys.stderr)
 
 
@@ -144,11 +209,27 @@ def _write_arrow(table: Any, to: str | None, *, as_json: bool) -> None:
     if to is None and sys.stdout.isatty():
         _show_beginning(table)
         return
+    if to is None:
+        _write_csv(table)
+        return
     import pyarrow as pa
 
     with output(to) as file, pa.ipc.new_stream(file, table.schema) as writer:
         for batch in table:
             writer.write_batch(batch)
+
+
+def _write_csv(table: Any) -> None:
+    """Print all rows as CSV: a pipe is read by people and by line tools; --output - writes Arrow to it."""
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow(table.schema.names)
+    for batch in table:
+        for row in batch.to_pylist():
+            writer.writerow([_csv_value(value) for value in row.values()])
+
+
+def _csv_value(value: Any) -> Any:
+    return value.isoformat() if isinstance(value, datetime) else value
 
 
 def _show_beginning(table: Any) -> None:
@@ -162,7 +243,8 @@ def _show_beginning(table: Any) -> None:
     show_rows(names, [[format_value(row[name]) for name in names] for row in rows[:SHOWN_ROWS]])
     if len(rows) > SHOWN_ROWS:
         print(
-            "there are more rows; --output FILE writes all of them as Arrow, --json as lines", file=sys.stderr
+            "there are more rows; --output FILE writes all of them as Arrow, --json as lines, a pipe gets CSV",
+            file=sys.stderr,
         )
 
 

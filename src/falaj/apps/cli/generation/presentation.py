@@ -26,14 +26,18 @@ class Presentation:
     `columns` are the fields that a table of a record shows, the most useful first; a record without them shows all.
     `help` and `examples` explain parameters by name. `lists` gives the command, without `falaj`, that lists the objects
     of a kind; it may be made from the name that was not found.
-    `default` is the verb that is meant where the group is typed alone.
+    `options` are the verbs of operations that an option of another command performs, and that command.
+    `default` is the verb that is meant where the group is typed alone. `creating` are the verbs without an operation of
+    their own that create a home, as those of operations that write do.
     """
 
     columns: dict[type[BaseModel], tuple[str, ...]] = field(default_factory=dict)
     help: dict[str, str] = field(default_factory=dict)
     examples: dict[str, str] = field(default_factory=dict)
     lists: dict[str, str | Callable[[str], str]] = field(default_factory=dict)
+    options: dict[str, str] = field(default_factory=dict)
     default: str | None = None
+    creating: frozenset[str] = frozenset()
     commands: dict[str, CommandFunction] = field(default_factory=dict)
     messages: dict[str, MessageFunction] = field(default_factory=dict)
 

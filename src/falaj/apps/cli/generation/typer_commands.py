@@ -3,39 +3,49 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Annotated, Any
 
 import typer
 import typer.main
 from typer.core import TyperArgument, TyperCommand, TyperGroup
 
+from falaj.apps.cli.names import with_similar
 from falaj.apps.cli.options import GlobalOptions
 from falaj.apps.cli.output.errors import discard_output
 from falaj.apps.cli.session import Session
+from falaj.errors import NotFound
 
 CommandFunction = Callable[..., int | None]
 """Takes a Session and what was typed; returns the exit status, none for 0."""
 
 
-def command(name: str, function: CommandFunction, *, prints: bool = True) -> Any:
+def command(name: str, function: CommandFunction, *, prints: bool = True, creates_home: bool = False) -> Any:
     """Return `function` as the command `name`. `prints`: it has a result, so --json applies to it."""
     app = typer.Typer(rich_markup_mode=None, add_completion=False)
-    app.command(name, cls=FalajCommand)(_typed(function, prints=prints))
+    app.command(name, cls=FalajCommand)(_typed(function, prints=prints, creates_home=creates_home))
     return typer.main.get_command(app)
 
 
 def group(
-    name: str, summary: str, functions: Mapping[str, CommandFunction], *, default_command: str | None = None
+    name: str,
+    summary: str,
+    functions: Mapping[str, CommandFunction],
+    *,
+    default_command: str | None = None,
+    creating: Collection[str] = (),
 ) -> Any:
-    """Return a group of commands; `default_command` is run where none of them is named."""
+    """Return a group of commands; `default_command` is run where none of them is named.
+
+    Those that are `creating` create the home that they act on, if there is none.
+    """
     kind = type("Group", (FalajGroup,), {"default_command": default_command})
     app = typer.Typer(name=name, cls=kind, help=summary, rich_markup_mode=None, add_completion=False)
     app.callback(invoke_without_command=True)(_help_alone)
     for verb, function in functions.items():
         first = inspect.getdoc(function) or ""
         app.command(verb, cls=FalajCommand, short_help=first.partition("\n")[0])(
-            _typed(function, prints=True)
+            _typed(function, prints=True, creates_home=verb in creating)
         )
     return typer.main.get_command(app)
 
@@ -94,15 +104,18 @@ JSON = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 QUIET_JSON = Annotated[bool, typer.Option("--json", hidden=True)]
 
 
-def _typed(function: CommandFunction, *, prints: bool) -> Callable[..., int | None]:
+def _typed(function: CommandFunction, *, prints: bool, creates_home: bool) -> Callable[..., int | None]:
     """Return `function` for typer: the global options are removed, and a session is passed."""
 
     def run(ctx: typer.Context, **typed: Any) -> int | None:
         after = GlobalOptions(typed.pop("home_option"), typed.pop("url_option"), typed.pop("json_option"))
+        session = Session.of(ctx.obj, after, creates_home=creates_home)
         try:
-            return function(Session.of(ctx.obj, after), **typed)
+            return function(session, **typed)
         except BrokenPipeError:
             return discard_output()
+        except NotFound as error:
+            raise with_similar(session, error) from None
 
     own = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
     context = inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)

@@ -1,11 +1,13 @@
-"""Reports errors on stderr; exit status: 1 refused or failed, 2 misuse, 130 interrupted."""
+"""Reports errors on stderr; exit status: 1 refused or failed, 2 misuse, 130 interrupted, 143 terminated."""
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import traceback
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import typer
 
@@ -13,29 +15,34 @@ from falaj.apps.cli.output.logs import debugging
 from falaj.apps.cli.output.values import printable
 from falaj.errors import FalajError, Fault, HomeBusy, Internal, InvalidInput, NotFound
 
-FAILED, MISUSED, INTERRUPTED, HUNG_UP = 1, 2, 130, 141
+FAILED, MISUSED, INTERRUPTED, HUNG_UP, TERMINATED = 1, 2, 130, 141, 143
 
 
-def report_error(error: BaseException) -> int:
-    """Print `error` on stderr; return the exit status."""
+class Report(NamedTuple):
+    """An error as it is reported; `hints` are labelled lines, such as the next command."""
+
+    status: int
+    code: str
+    message: str
+    faults: tuple[Fault, ...] = ()
+    details: dict[str, Any] = {}
+    hints: tuple[tuple[str, str], ...] = ()
+
+
+def report_error(error: BaseException, *, as_json: bool = False) -> int:
+    """Print `error` on stderr, as one line of JSON where that is asked for; return the exit status."""
     if isinstance(error, KeyboardInterrupt | typer.Abort):
         return INTERRUPTED
     if isinstance(error, BrokenPipeError):
         return discard_output()
     if debugging():
         traceback.print_exception(error)
-    if isinstance(error, typer.TyperException):
-        return _explain_usage(error)
-    if isinstance(error, FalajError):
-        _print(error.code, error.message, error.faults)
-        _hint(error)
-        return MISUSED if isinstance(error, InvalidInput) else FAILED
-    if isinstance(error, OSError):
-        _print("system", f"{error.filename or 'the system'}: {error.strerror or error}", ())
-        return FAILED
-    _print("internal", f"{type(error).__name__}: {error}", ())
-    _line("fix", "this is a bug in Falaj; FALAJ_DEBUG=1 prints the traceback")
-    return FAILED
+    found = _report(error)
+    if as_json:
+        print(_to_json(found), file=sys.stderr)
+    else:
+        _print(found)
+    return found.status
 
 
 def discard_output() -> int:
@@ -44,44 +51,67 @@ def discard_output() -> int:
     return HUNG_UP
 
 
-def _explain_usage(error: typer.TyperException) -> int:
+def _report(error: BaseException) -> Report:
+    if isinstance(error, typer.TyperException):
+        return Report(MISUSED, "usage", error.format_message().rstrip("."), hints=tuple(_usage(error)))
+    if isinstance(error, FalajError):
+        status = MISUSED if isinstance(error, InvalidInput) else FAILED
+        return Report(status, error.code, error.message, error.faults, error.details, tuple(_hints(error)))
+    if isinstance(error, OSError):
+        return Report(FAILED, "system", f"{error.filename or 'the system'}: {error.strerror or error}")
+    hint = ("fix", "this is a bug in Falaj; FALAJ_DEBUG=1 prints the traceback")
+    return Report(FAILED, "internal", f"{type(error).__name__}: {error}", hints=(hint,))
+
+
+def _usage(error: typer.TyperException) -> Iterator[tuple[str, str]]:
     context: Any = getattr(error, "ctx", None)
-    _print("usage", error.format_message().rstrip("."), ())
     if context is not None:
-        _line("usage", context.get_usage().partition(": ")[2])
-        _line("help", f"{context.command_path} --help")
-    return MISUSED
+        yield "usage", context.get_usage().partition(": ")[2]
+        yield "help", f"{context.command_path} --help"
 
 
-def _hint(error: FalajError) -> None:
-    """Print the next command, for errors that have one."""
+def _hints(error: FalajError) -> Iterator[tuple[str, str]]:
+    """Yield the next command, for errors that have one."""
     if isinstance(error, HomeBusy):
-        _line("fix", "falaj status shows what runs; falaj down stops it")
+        yield "fix", "falaj status shows what runs; falaj down stops it"
     elif isinstance(error, NotFound) and "kind" in error.details:
         from falaj.apps.cli.app import GROUPS
         from falaj.apps.cli.generation.presentation import list_command
 
+        if similar := error.details.get("similar"):
+            yield "similar", f"did you mean {' or '.join(similar)}?"
         command = list_command(GROUPS, str(error.details["kind"]), str(error.details.get("reference", "")))
         if command is not None:
-            _line("look", f"falaj {command}")
+            yield "look", f"falaj {command}"
     elif isinstance(error, Internal) and not debugging():
-        _line("fix", "the platform's log has the cause; it is in the folder logs of the home")
+        yield "fix", "the platform's log has the cause; it is in the folder logs of the home"
 
 
-def _print(code: str, message: str, faults: tuple[Fault, ...]) -> None:
-    head = typer.style(f"error[{code}]", fg="red", bold=True)
-    typer.echo(f"{head} {printable(message)}", err=True, color=_colored())
-    is_named = len(faults) == 1 and faults[0].where in message
-    for fault in faults:
+def _to_json(found: Report) -> str:
+    """Return the error as one JSON object, with the names that the REST API uses."""
+    document = {
+        "code": found.code,
+        "detail": found.message,
+        "faults": [fault.model_dump(exclude_none=True) for fault in found.faults],
+        "details": found.details,
+        "hints": [{name: value} for name, value in found.hints],
+        "exit_status": found.status,
+    }
+    return json.dumps(document, default=str)
+
+
+def _print(found: Report) -> None:
+    head = typer.style(f"error[{found.code}]", fg="red", bold=True)
+    typer.echo(f"{head} {printable(found.message)}", err=True, color=_colored())
+    is_named = len(found.faults) == 1 and found.faults[0].where in found.message
+    for fault in found.faults:
         where, *rows = fault.lines()
         if not is_named:
             typer.echo(f"  {printable(where)}", err=True)
         for row in rows:
             typer.echo(printable(row if is_named else f"  {row}").replace("\n", "\n" + " " * 13), err=True)
-
-
-def _line(name: str, value: str) -> None:
-    typer.echo(f"  {name:<8} {value}", err=True)
+    for name, value in found.hints:
+        typer.echo(f"  {name:<8} {value}", err=True)
 
 
 def _colored() -> bool | None:

@@ -20,6 +20,7 @@ from falaj.sdk.platform import Platform
 LINE_EVERY_S = 10.0
 POLL_S = 1.0
 PATIENCE_S = 60.0
+CANCEL_S = 20.0
 EXPLAIN_AFTER_S = 3.0
 """After so long in the queue, point to `falaj jobs explain`."""
 
@@ -42,6 +43,17 @@ def follow_job(platform: Platform, job: Job, *, to: TextIO) -> Job:
             ended.set()
             watcher.join(2 * POLL_S)
     return platform.jobs.show(job.id)
+
+
+def cancel_local_job(platform: Platform, job: str) -> None:
+    """Cancel a job that this process runs, and wait until it has ended; one of a platform that runs goes on."""
+    if platform.where.startswith("http"):
+        return
+    print(f"terminated: job {job} is cancelled; falaj jobs retry {job} runs it again", file=sys.stderr)
+    platform.jobs.cancel(job)
+    deadline = time.monotonic() + CANCEL_S
+    while not platform.jobs.show(job).state.ended and time.monotonic() < deadline:
+        time.sleep(0.05)
 
 
 def print_log(platform: Platform, job: str, *, follow: bool, offset: int, to: TextIO) -> None:

@@ -19,7 +19,7 @@ from falaj.records.training.jobs import (
 
 def describe_state(job: Job) -> str:
     """Return its state, or what it is changing to."""
-    if job.state is JobState.RUNNING and job.cancelling:
+    if job.cancelling and not job.state.ended:
         return "stopping"
     if job.state is JobState.RUNNING and job.leaving:
         return "moving" if job.moving else "being preempted"
@@ -63,12 +63,16 @@ def format_rough_duration(left: timedelta | None) -> str:
 
 
 def describe_gpus(spec: JobSpec) -> str:
-    """Return whole GPUs, a share of one, or MIG slices: 2, 0.25, 2 × 1g.18gb."""
-    if not spec.gpus:
+    """Return the whole GPUs of all nodes, a share of one, or MIG slices: 2, 0.25, 2 × 1g.18gb."""
+    return _gpu_count(spec, spec.nodes * spec.gpus)
+
+
+def _gpu_count(spec: JobSpec, count: int) -> str:
+    if not count:
         return "0"
     if spec.gpu_milli < WHOLE_GPU:
         return f"{spec.gpu_milli / WHOLE_GPU:g}"
-    return f"{spec.gpus} × {spec.gpu_profile}" if spec.gpu_profile else str(spec.gpus)
+    return f"{count} × {spec.gpu_profile}" if spec.gpu_profile else str(count)
 
 
 def describe_request(spec: JobSpec) -> str:
@@ -77,14 +81,14 @@ def describe_request(spec: JobSpec) -> str:
     if spec.gpus:
         kind = f" ({', '.join(sorted(spec.gpu_models))})" if spec.gpu_models else ""
         noun = "of a GPU" if spec.gpu_milli < WHOLE_GPU else "GPU" if spec.gpus == 1 else "GPUs"
-        parts.append(f"{describe_gpus(spec)} {noun}{printable(kind)}")
+        parts.append(f"{_gpu_count(spec, spec.gpus)} {noun}{printable(kind)}")
     sizes = (
         ("of GPU memory", spec.gpu_memory_bytes),
         ("of memory", spec.memory_bytes),
         ("of disk", spec.disk_bytes),
     )
     parts += [f"{spell_size(count)} {what}" for what, count in sizes if count]
-    return ", ".join(parts)
+    return (f"{spec.nodes} nodes, each with " if spec.nodes > 1 else "") + ", ".join(parts)
 
 
 def describe_memory(estimate: JobMemoryEstimate) -> str:
@@ -116,7 +120,9 @@ def describe_command(spec: JobSpec) -> str:
     line = " ".join([spec.script or f"-m {spec.module}", *spec.args])
     notes: list[str] = [] if spec.framework == "plain" else [spec.framework]
     few = f"{spec.processes_min} to " if spec.processes_min else ""
-    notes += [f"{few}{spec.processes} processes"] if spec.processes > 1 else []
+    nodes = f"{spec.nodes} nodes × " if spec.nodes > 1 else ""
+    noun = "process" if spec.processes == 1 else "processes"
+    notes += [f"{nodes}{few}{spec.processes} {noun}"] if spec.world_size > 1 else []
     notes += [f"{count} {role}" for role, count in sorted(spec.roles.items())]
     notes += [f"environment {spec.environment}"] if spec.environment else []
     return printable(line) + (f" ({', '.join(notes)})" if notes else "")

@@ -19,8 +19,13 @@ def confirm_by_name(question: str, name: str, *, yes: bool) -> None:
         raise Conflict(f"that is not {name!r}; nothing was done")
 
 
-def _answer(question: str) -> str:
-    if not sys.stdin.isatty():
+def require_answerable(*, yes: bool) -> None:
+    """Raise InvalidInput if a question could not be answered, before anything is opened for it."""
+    if not yes and not sys.stdin.isatty():
         raise InvalidInput("this needs a confirmation, and standard input is not a terminal; --yes confirms")
+
+
+def _answer(question: str) -> str:
+    require_answerable(yes=False)
     print(question, end=" ", file=sys.stderr, flush=True)  # stdout is for the result
     return sys.stdin.readline().strip()

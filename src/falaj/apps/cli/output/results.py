@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel
 from pydantic_core import to_json
@@ -15,6 +15,9 @@ from falaj.records.governance.objects import Page
 
 T = TypeVar("T")
 
+INFINITIES: Literal["strings"] = "strings"
+"""JSON has no infinities and no NaN: outside of records, which have their own rules, they are texts."""
+
 DOCUMENTS = {"InclusionProof", "PolicySchema"}
 """Records for other programs: they are printed as JSON with or without --json."""
 
@@ -22,7 +25,7 @@ DOCUMENTS = {"InclusionProof", "PolicySchema"}
 def show(result: Any, *, as_json: bool, columns: Columns | None = None) -> None:
     """Print a record, a page of records, or a sequence of them."""
     if as_json or type(result).__name__ in DOCUMENTS:
-        print(to_json(result, indent=2).decode())
+        print(to_json(result, indent=2, inf_nan_mode=INFINITIES).decode())
     elif isinstance(result, Page):
         show_records(result.items, columns)
     elif isinstance(result, BaseModel):
@@ -36,7 +39,7 @@ def show(result: Any, *, as_json: bool, columns: Columns | None = None) -> None:
 def show_json_lines(records: Iterable[Any]) -> None:
     """Print a stream of records, one JSON document per line, each as soon as it arrives."""
     for record in records:
-        print(to_json(record).decode(), flush=True)
+        print(to_json(record, inf_nan_mode=INFINITIES).decode(), flush=True)
 
 
 def show_changes(changes: Iterable[T], describe: Callable[[T], str], *, as_json: bool) -> T | None:

@@ -5,24 +5,38 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
+from hmac import compare_digest
 from typing import Protocol, cast
 
 import httptools
 
+from falaj.apps.byte_shares import ByteShares
 from falaj.apps.model_server.http import responses
-from falaj.apps.model_server.http.exchange import HttpExchange
+from falaj.apps.model_server.http.exchange import LARGE_RESPONSE_BYTES, HttpExchange
 from falaj.apps.model_server.http.responses import HttpResponse
 from falaj.apps.model_server.limits import ServerLimits
 from falaj.apps.model_server.metrics import ServerMetrics
 from falaj.errors import FalajError, Internal, InvalidInput, TooLarge, Unauthenticated, Unavailable
+from falaj.records.governance.identity import FailureReason
 
 BODY_HEADERS = frozenset((b"content-length", b"transfer-encoding"))
 KEPT_HEADERS = BODY_HEADERS | {
     *(b"authorization", b"content-encoding", b"expect", b"falaj-caller", b"inference-header-content-length"),
+    *(b"falaj-secret", b"host"),
 }
+"""Headers with a meaning here; each may be given once."""
 UNAUTHENTICATED_PATHS = frozenset((b"/v2/health/live", b"/v2/health/ready"))
-"""The only paths that need no token."""
+"""The only paths that need no token; they take no body."""
+
+CONTINUES, CHUNKED = b"100-continue", b"chunked"
+
+HEADER_COST = 32
+"""Bytes of a head that a header counts beside its own, so that a head cannot consist of very many."""
+
+STRANGERS_SHARE = 10
+"""Where all connections are in use, one in so many may be of a client that has not presented a token yet."""
 
 _log = logging.getLogger(__name__)
 
@@ -36,8 +50,23 @@ class ServerContext(Protocol):
     now: float
     """Monotonic seconds as of the last sweep: precise enough for deadlines, and free."""
     stopping: bool
+    shares: ByteShares
+    strangers: dict[Connection, None]
+    """Connections that have not presented a valid token yet, oldest first."""
+    callers: dict[str, dict[Connection, None]]
+    """The other connections by their caller, oldest first."""
 
     def dispatch(self, exchange: HttpExchange) -> None: ...
+    def recognize(self, credential: str) -> str | None:
+        """Return the caller of a credential if it is known from memory."""
+
+    def authenticate(
+        self, exchange: HttpExchange, source: str, done: Callable[[str, FalajError | None], None]
+    ) -> None:
+        """Authenticate the credential of a request in a thread; call `done` with the caller, or with an error."""
+
+    def authentication_failed(self, reason: FailureReason, source: str) -> None:
+        """Count a failed authentication for the audit log."""
 
 
 class RequestRejected(Exception):
@@ -47,8 +76,8 @@ class RequestRejected(Exception):
 class Connection(asyncio.Protocol):
     """Reads requests, dispatches them, and writes the responses in the order of the requests."""
 
-    def __init__(self, context: ServerContext, *, internal: bool = False) -> None:
-        """`internal`: the peer is a process of the platform that has admitted the caller that it names."""
+    def __init__(self, context: ServerContext, *, internal: bytes = b"") -> None:
+        """`internal`: the secret by which a process of the platform, which has admitted its caller, is known."""
         self._context = context
         self._internal = internal
         self._limits = context.limits
@@ -65,6 +94,14 @@ class Connection(asyncio.Protocol):
         self._lingers = False
         self._write_paused = False
         self._read_paused = False
+        self._unauthenticated = 0
+        """Requests whose token is being checked; nothing is read meanwhile."""
+        self._unread: list[tuple[str, int]] = []
+        """Large responses, by holder and size, that the client has not read yet."""
+        self._source = ""
+        self._is_stranger = not internal
+        """No valid token was presented yet."""
+        self._caller = ""
         self._eof = False
         self.deadline = context.now + self._limits.head_s
 
@@ -72,16 +109,28 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._context.connections.add(self)
-        self._context.metrics.connections += 1
-        if len(self._context.connections) > self._limits.connections:
-            self._refuse(Unavailable("too many connections; try again later"))
+        context = self._context
+        self._source = _address(transport)
+        context.connections.add(self)
+        context.metrics.connections += 1
+        if len(context.connections) > self._limits.connections:
+            spare = _spare_connection(context)
+            if spare is None:
+                self._refuse(Unavailable("too many connections; try again later"))
+            else:
+                spare.abort()
+        if self._is_stranger:
+            context.strangers[self] = None
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._context.connections.discard(self)
-        self._context.metrics.connections -= 1
+        context = self._context
+        context.connections.discard(self)
+        context.strangers.pop(self, None)
+        self._leave_caller()
+        context.metrics.connections -= 1
+        self._release_unread()
         for exchange in self._queue:
-            self._context.metrics.held_bytes -= exchange.size
+            context.shares.release(exchange.holder, exchange.size)
             exchange.cancel()
         self._queue.clear()
         self._current = None
@@ -94,7 +143,9 @@ class Connection(asyncio.Protocol):
         """The client has finished sending; its pending requests are still answered."""
         self._eof = True
         if self._current is not None:
-            self._context.metrics.held_bytes -= self._queue.pop().size
+            self._queue.remove(self._current)
+            self._context.shares.release(self._current.holder, self._current.size)
+            self._current.cancel()
             self._current = None
         return bool(self._queue) and self._transport.get_extra_info("sslcontext") is None
 
@@ -105,9 +156,18 @@ class Connection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._write_paused = False
+        self._release_unread()
         self.deadline = self._context.now + self._limits.idle_s
-        if not self._read_paused:
+        self._resume_reading()
+
+    def _resume_reading(self) -> None:
+        if not (self._read_paused or self._write_paused or self._unauthenticated):
             self._transport.resume_reading()
+
+    def _release_unread(self) -> None:
+        for holder, size in self._unread:
+            self._context.shares.release(holder, size)
+        self._unread.clear()
 
     def expire(self) -> None:
         """Handle a passed deadline."""
@@ -127,6 +187,11 @@ class Connection(asyncio.Protocol):
 
     def abort(self) -> None:
         self._transport.abort()
+
+    @property
+    def waits_for_client(self) -> bool:
+        """Whether no complete request is pending: the connection is idle, or the client is sending."""
+        return not self._queue or (len(self._queue) == 1 and self._queue[0] is self._current)
 
     # --------------------------------------------------------------------------------------- the parser
 
@@ -158,7 +223,8 @@ class Connection(asyncio.Protocol):
             _log.error("request handling failed", exc_info=cause)
             self._refuse(Internal("internal error; see the log of the server"))
         else:
-            self._refuse(InvalidInput(f"malformed HTTP request: {error}"))
+            status = 505 if "version" in str(error).lower() or self._url == b"*" else None
+            self._refuse(InvalidInput(f"malformed HTTP request: {error}"), status=status)
 
     def on_message_begin(self) -> None:
         self._in_head = True
@@ -174,12 +240,14 @@ class Connection(asyncio.Protocol):
             raise self._stop(_head_too_large(self._limits.head_bytes), status=431)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._head_bytes += len(name) + len(value)
+        self._head_bytes += len(name) + len(value) + HEADER_COST
         if self._head_bytes > self._limits.head_bytes:
             raise self._stop(_head_too_large(self._limits.head_bytes), status=431)
         name = name.lower()
-        if name in KEPT_HEADERS:
+        if name in KEPT_HEADERS and self._in_head:  # what trails a body has no meaning
             if name in self._headers:
+                if name == b"authorization":
+                    self._context.authentication_failed("two_tokens", self._source)
                 raise self._stop(InvalidInput(f"the header {name.decode()} is given twice"))
             self._headers[name] = value
 
@@ -189,15 +257,23 @@ class Connection(asyncio.Protocol):
         if parser.should_upgrade() and BODY_HEADERS & headers.keys():
             self._replayed_head = _without_upgrade(parser.get_method(), self._url, headers)
             return
-        keeps = parser.should_keep_alive() and parser.get_http_version() != "1.0"
+        version = parser.get_http_version()
+        self._require_plain_head(version)
+        keeps = parser.should_keep_alive() and version != "1.0"
         exchange = HttpExchange(self, parser.get_method(), self._url, headers, closes=not keeps)
         self.deadline = self._context.now + self._limits.body_s
         announced = headers.get(b"content-length")
         if announced is not None and int(announced) > self._limits.body_bytes:
             raise self._stop(_too_large(self._limits.body_bytes))
         if self._internal:
-            exchange.caller = headers.get(b"falaj-caller", b"").decode("latin-1")
-        elif exchange.credential is None and self._url not in UNAUTHENTICATED_PATHS:
+            if not compare_digest(headers.get(b"falaj-secret", b""), self._internal):
+                self._context.authentication_failed("refused_token", self._source)
+                raise self._stop(Unauthenticated("this socket is for processes of the platform"))
+            exchange.caller = exchange.holder = headers.get(b"falaj-caller", b"").decode("latin-1")
+        elif self._url in UNAUTHENTICATED_PATHS:
+            self._require_no_body(headers)
+        elif exchange.credential is None:
+            self._context.authentication_failed("no_token", self._source)
             raise self._stop(Unauthenticated("no token was presented; send 'Authorization: Bearer …'"))
         if b"content-encoding" in headers:
             raise self._stop(
@@ -205,23 +281,91 @@ class Connection(asyncio.Protocol):
             )
         self._current = exchange
         self._queue.append(exchange)
+        if not (self._internal or self._url in UNAUTHENTICATED_PATHS):
+            holder = self._context.recognize(exchange.credential or "")
+            if holder is None:
+                self._authenticate(exchange)
+            else:
+                exchange.holder = holder
+                if self._caller != holder:
+                    self._introduce(holder)
         if b"expect" in headers:
             exchange.wants_continue = True
             self._send_continue()
+
+    def _require_plain_head(self, version: str) -> None:
+        """Refuse what HTTP/1.1 says is to be refused, and take the path out of an absolute target."""
+        headers = self._headers
+        if version not in ("1.0", "1.1"):
+            raise self._stop(InvalidInput(f"HTTP/{version} is not spoken here; send HTTP/1.1"), status=505)
+        if b"host" not in headers and version == "1.1":
+            raise self._stop(InvalidInput("the header Host is missing"))
+        if headers.get(b"expect", CONTINUES).lower() != CONTINUES:
+            raise self._stop(InvalidInput("no expectation but 100-continue is known here"), status=417)
+        if headers.get(b"transfer-encoding", CHUNKED).strip().lower() != CHUNKED:
+            raise self._stop(InvalidInput("the body may be sent in chunks, in no other coding"), status=501)
+        if not self._url.startswith(b"/"):
+            scheme, is_absolute, rest = self._url.partition(b"://")
+            if is_absolute and scheme.lower() in (b"http", b"https"):
+                self._url = b"/" + rest.partition(b"/")[2]
+
+    def _require_no_body(self, headers: Mapping[bytes, bytes]) -> None:
+        if headers.get(b"content-length", b"0").strip(b"0") or b"transfer-encoding" in headers:
+            raise self._stop(TooLarge("this path takes no body"))
+
+    def _introduce(self, caller: str) -> None:
+        """Count this connection as one of `caller`."""
+        self._is_stranger = False
+        self._context.strangers.pop(self, None)
+        self._leave_caller()
+        self._caller = caller
+        self._context.callers.setdefault(caller, {})[self] = None
+
+    def _leave_caller(self) -> None:
+        theirs = self._context.callers.get(self._caller)
+        if theirs is not None and theirs.pop(self, self) is None and not theirs:
+            del self._context.callers[self._caller]
+
+    def _authenticate(self, exchange: HttpExchange) -> None:
+        """Have a token checked that is not known from memory, and read no further until it is."""
+        exchange.holder = self._source
+        self._unauthenticated += 1
+        exchange.is_authenticated = False
+        self._transport.pause_reading()
+        self._context.authenticate(exchange, self._source, partial(self._authenticated, exchange))
+
+    def _authenticated(self, exchange: HttpExchange, holder: str, error: FalajError | None) -> None:
+        """Continue with a request whose token was checked, or refuse it and close the connection."""
+        if exchange.cancelled:
+            return
+        if error is None and not self._context.shares.move(exchange.holder, holder, exchange.size):
+            exchange.size, error = 0, _too_much_held()
+        if error is not None:  # reading stays paused
+            if isinstance(error, Unauthenticated):
+                self._context.authentication_failed("refused_token", self._source)
+            exchange.closes = True
+            if self._current is exchange:
+                self._refused, self._current = True, None
+            self._reject(exchange, error)
+            return
+        exchange.holder, exchange.is_authenticated = holder, True
+        self._introduce(holder)
+        self._unauthenticated -= 1
+        self._resume_reading()
+        if self._current is exchange:
+            self._send_continue()
+        else:
+            self._context.dispatch(exchange)
 
     def on_body(self, body: bytes) -> None:
         exchange = self._current
         if exchange is None:
             return
-        exchange.add(body)
-        metrics = self._context.metrics
-        metrics.held_bytes += len(body)
-        if exchange.size > self._limits.body_bytes:
+        if exchange.size + len(body) > self._limits.body_bytes:
             raise self._stop(_too_large(self._limits.body_bytes))
-        if metrics.held_bytes > self._limits.held_bytes:
-            raise self._stop(
-                Unavailable("the server has reached its memory limit for requests; try again later")
-            )
+        if not self._context.shares.take(exchange.holder, len(body)):
+            raise self._stop(_too_much_held())
+        exchange.add(body)
 
     def on_message_complete(self) -> None:
         exchange, self._current = self._current, None
@@ -230,7 +374,8 @@ class Connection(asyncio.Protocol):
         if not self._write_paused:
             self.deadline = self._context.now + self._limits.idle_s
         exchange.wants_continue = False
-        self._context.dispatch(exchange)
+        if exchange.is_authenticated:
+            self._context.dispatch(exchange)
         if len(self._queue) >= self._limits.pipelined and not self._read_paused:
             self._read_paused = True
             self._transport.pause_reading()
@@ -242,22 +387,31 @@ class Connection(asyncio.Protocol):
         queue, context = self._queue, self._context
         while queue and queue[0].response is not None:
             exchange = queue.popleft()
-            context.metrics.held_bytes -= exchange.size
             last = not queue and self._current is None and (context.stopping or self._eof)
             closes = exchange.closes or last
             self._transport.write(exchange.to_bytes(closes=closes))
+            if self._write_paused and exchange.size > LARGE_RESPONSE_BYTES:
+                self._unread.append((exchange.holder, exchange.size))
+            else:
+                context.shares.release(exchange.holder, exchange.size)
             if closes:
                 self._linger()
                 return
         if self._read_paused and len(queue) < self._limits.pipelined:
             self._read_paused = False
-            if not self._write_paused:
-                self._transport.resume_reading()
+            self._resume_reading()
         self._send_continue()
+
+    def holds(self, exchange: HttpExchange, size: int) -> bool:
+        """Count the bytes of a large response as held for its caller; false if they exceed its share."""
+        if not self._context.shares.take(exchange.holder, size):
+            return False
+        exchange.size += size
+        return True
 
     def _send_continue(self) -> None:
         """Send 100 Continue to a client that expects it, after all earlier responses."""
-        if self._queue and self._queue[0].wants_continue:
+        if self._queue and self._queue[0].wants_continue and self._queue[0].is_authenticated:
             self._queue[0].wants_continue = False
             self._transport.write(responses.CONTINUE)
 
@@ -266,7 +420,7 @@ class Connection(asyncio.Protocol):
         self._refused = self._lingers = True
         self.deadline = self._context.now + self._limits.linger_s
         for exchange in self._queue:
-            self._context.metrics.held_bytes -= exchange.size
+            self._context.shares.release(exchange.holder, exchange.size)
             exchange.cancel()
         self._queue.clear()
         self._current = None
@@ -286,6 +440,9 @@ class Connection(asyncio.Protocol):
             self._queue.append(HttpExchange(self, b"", b"", {}, closes=True))
         exchange, self._current = self._queue[-1], None
         exchange.closes = True
+        self._reject(exchange, error, status=status)
+
+    def _reject(self, exchange: HttpExchange, error: FalajError, *, status: int | None = None) -> None:
         response: HttpResponse = responses.error_response(error, status=status)
         self._context.metrics.refused[response.status] += 1
         exchange.finish(response)
@@ -295,6 +452,34 @@ def _without_upgrade(method: bytes, url: bytes, headers: Mapping[bytes, bytes]) 
     """Rebuild a head without its upgrade offer (as Java's client sends), which makes the parser skip the body."""
     lines = [b"%b: %b\r\n" % header for header in headers.items()]
     return b"%b %b HTTP/1.1\r\n%b\r\n" % (method, url, b"".join(lines))
+
+
+def _spare_connection(context: ServerContext) -> Connection | None:
+    """Return the connection that makes room for another; so nobody keeps others out by holding connections.
+
+    It is the oldest stranger where these have more than their share, otherwise the oldest connection without a
+    pending request of the caller who has the most of them: its client opens another when it finds one closed.
+    Within their share, strangers stay until they have had time to present a token.
+    """
+    oldest = next(iter(context.strangers), None)
+    if len(context.strangers) > context.limits.connections // STRANGERS_SHARE:
+        return oldest
+    for theirs in sorted(context.callers.values(), key=len, reverse=True):
+        for connection in theirs:
+            if connection.waits_for_client:
+                return connection
+    return oldest
+
+
+def _address(transport: asyncio.BaseTransport) -> str:
+    peer = transport.get_extra_info("peername")
+    return f"remote:{peer[0]}" if isinstance(peer, tuple) and peer else "local"
+
+
+def _too_much_held() -> Unavailable:
+    return Unavailable(
+        "your unanswered requests hold as much of the server's memory as it has left; try again later"
+    )
 
 
 def _too_large(limit: int) -> TooLarge:

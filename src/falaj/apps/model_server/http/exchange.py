@@ -7,15 +7,20 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Protocol
 
-from falaj.apps.model_server.http.responses import HttpResponse
-from falaj.errors import InvalidInput
+from falaj.apps.model_server.http.responses import HttpResponse, error_response
+from falaj.errors import InvalidInput, Unavailable
 from falaj.serving.runtime.batch_queue import QueuedRequest
+
+MAX_TOKEN_BYTES = 8192
+LARGE_RESPONSE_BYTES = 64 * 1024
+"""Larger responses count among the held bytes until the client has read them."""
 
 
 class ResponseQueue(Protocol):
     """Writes responses in the order of the requests."""
 
     def flush(self) -> None: ...
+    def holds(self, exchange: HttpExchange, size: int) -> bool: ...
 
 
 class HttpExchange:
@@ -23,7 +28,7 @@ class HttpExchange:
 
     __slots__ = (
         *("_chunks", "_headers", "_writer", "response", "began", "caller", "closes", "credential"),
-        *("cancelled", "method", "path", "size", "wants_continue", "queued"),
+        *("cancelled", "holder", "is_authenticated", "method", "path", "size", "wants_continue", "queued"),
     )
 
     def __init__(
@@ -43,6 +48,10 @@ class HttpExchange:
         self.credential = _bearer(headers.get(b"authorization"))
         self.caller: str | None = None
         """The caller named by another platform process, on the internal socket."""
+        self.holder = ""
+        """Whose share of held bytes the request counts for: its caller, or the address until the token is checked."""
+        self.is_authenticated = True
+        """Whether the token was checked, or none is needed; such a request is dispatched once it is complete."""
         self.closes = closes
         self.size = 0
         self.wants_continue = False
@@ -74,6 +83,8 @@ class HttpExchange:
     def finish(self, response: HttpResponse) -> None:
         """Set the response; it is written after all earlier ones."""
         if not self.cancelled:
+            if len(response.body) > LARGE_RESPONSE_BYTES and not self._writer.holds(self, len(response.body)):
+                response = error_response(_response_not_held(len(response.body)))
             self.response = response
             self._writer.flush()
 
@@ -89,9 +100,13 @@ class HttpExchange:
         return self.response.to_bytes(closes=closes, without_body=self.method == b"HEAD")
 
 
+def _response_not_held(size: int) -> Unavailable:
+    return Unavailable(f"there is no memory for a response of {size} bytes; read the earlier ones first")
+
+
 @lru_cache(maxsize=1024)
 def _bearer(value: bytes | None) -> str | None:
     """Return the bearer token of an Authorization header, if any."""
-    if value is None or value[:7].lower() != b"bearer ":
+    if value is None or len(value) > MAX_TOKEN_BYTES or value[:7].lower() != b"bearer ":
         return None
     return value[7:].strip().decode("latin-1") or None

@@ -20,9 +20,12 @@ REASONS = {
     409: "Conflict",
     413: "Content Too Large",
     415: "Unsupported Media Type",
+    417: "Expectation Failed",
     431: "Request Header Fields Too Large",
     500: "Internal Server Error",
+    501: "Not Implemented",
     503: "Service Unavailable",
+    505: "HTTP Version Not Supported",
 }
 
 STATUS: dict[type[FalajError], int] = {
@@ -46,22 +49,25 @@ _heads: dict[tuple[int, str], bytes] = {}
 
 
 class HttpResponse(NamedTuple):
-    """Status, body, size of its JSON part if binary tensors follow, and prediction id."""
+    """Status, body, size of its JSON part if binary tensors follow, prediction id, and the methods that are allowed."""
 
     status: int
     body: bytes
     kind: str = JSON
     json_bytes: int | None = None
     prediction: str = ""
+    allow: bytes = b""
 
     def to_bytes(self, *, closes: bool, without_body: bool = False) -> bytes:
-        status, body, kind, json_bytes, prediction = self
+        status, body, kind, json_bytes, prediction, allow = self
         head = _heads.get((status, kind)) or _head(status, kind)
         end = b"\r\nConnection: close\r\n\r\n" if closes else b"\r\n\r\n"
         if json_bytes is not None:
             end = b"\r\nInference-Header-Content-Length: %d%b" % (json_bytes, end)
         if prediction:
             end = b"\r\nFalaj-Prediction: %b%b" % (prediction.encode(), end)
+        if allow:
+            end = b"\r\nAllow: %b%b" % (allow, end)
         return b"%b%d%b%b" % (head, len(body), end, b"" if without_body else body)
 
 

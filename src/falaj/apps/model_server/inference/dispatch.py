@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from urllib.parse import quote, unquote_to_bytes
 
@@ -20,13 +22,19 @@ from falaj.errors import Denied, FalajError, Internal, NotFound, Unavailable
 from falaj.serving.dependencies import Admission, FeatureReader, PredictionSink
 from falaj.serving.deployment_state import ServedEndpoint
 
+MODELS = b"/v2/models/"
 LARGE_BODY_BYTES = 256 * 1024
 """Larger bodies are parsed in a thread, to keep the event loop free."""
+LARGE_LOOKUP_BYTES = 4 * 1024
+"""So are those whose features are looked up, which takes longer for each value."""
 ADMISSION_THREADS = 4
 MAX_ATTEMPTS = 3
 """Attempts at a decision that expires before it can be used."""
 MAX_PENDING_DECISIONS = 64
-"""More pending decisions indicate a client that guesses tokens."""
+MAX_PENDING_OF_SOURCE = 16
+"""Pending decisions, and tokens of one address that are being checked; more indicate a client that guesses tokens."""
+PARSING_THREADS = 2
+"""Threads for large bodies. JSON is parsed under the interpreter's lock, so that more would only take memory."""
 
 _log = logging.getLogger(__name__)
 
@@ -40,14 +48,14 @@ class Dispatcher:
         features: FeatureReader,
         sink: PredictionSink,
         metrics: ServerMetrics,
-        pool: ThreadPoolExecutor,
     ) -> None:
         self._admission = admission
         self._features = features
         self._sink = sink
         self._metrics = metrics
-        self._pool = pool
         self._pending_decisions = 0
+        self._pending_sources: Counter[str] = Counter()
+        self._parsing_pool = ThreadPoolExecutor(PARSING_THREADS, thread_name_prefix="parsing")
         self._admission_pool = ThreadPoolExecutor(ADMISSION_THREADS, thread_name_prefix="admission")
         self._loop = asyncio.get_running_loop()
         self._paths: dict[bytes, PathTarget] = {}
@@ -61,6 +69,7 @@ class Dispatcher:
 
     def close(self) -> None:
         self._admission_pool.shutdown(wait=False, cancel_futures=True)
+        self._parsing_pool.shutdown(wait=False, cancel_futures=True)
 
     def dispatch(self, exchange: HttpExchange) -> None:
         target = self._paths.get(exchange.path) or self._normalized_target(exchange.path)
@@ -73,10 +82,47 @@ class Dispatcher:
 
     def _normalized_target(self, path: bytes) -> PathTarget:
         """Return the target of a path after normalizing its encoding."""
-        plain = quote(unquote_to_bytes(path.partition(b"?")[0])).encode()
-        return self._paths.get(plain.rstrip(b"/")) or UNKNOWN
+        plain = quote(unquote_to_bytes(path.partition(b"?")[0])).encode().rstrip(b"/")
+        return self._paths.get(plain) or _unknown_target(plain)
 
     # ---------------------------------------------------------------------------------------- admission
+
+    def authenticate(
+        self, exchange: HttpExchange, source: str, done: Callable[[str, FalajError | None], None]
+    ) -> None:
+        """Check the credential of a request in a thread; call `done` with the caller, or with an error."""
+        if (
+            self._pending_decisions >= MAX_PENDING_DECISIONS
+            or self._pending_sources[source] >= MAX_PENDING_OF_SOURCE
+        ):
+            done("", _no_decision())
+            return
+        self._pending_decisions += 1
+        self._pending_sources[source] += 1
+        future = self._admission_pool.submit(self._admission.authenticate, exchange.credential or "")
+        future.add_done_callback(partial(self._on_authenticated, source, done))
+
+    def _on_authenticated(
+        self, source: str, done: Callable[[str, FalajError | None], None], future: Future[str]
+    ) -> None:
+        if not future.cancelled() and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._authenticated, source, done, future)
+
+    def _authenticated(
+        self, source: str, done: Callable[[str, FalajError | None], None], future: Future[str]
+    ) -> None:
+        self._pending_decisions -= 1
+        self._pending_sources[source] -= 1
+        if not self._pending_sources[source]:
+            del self._pending_sources[source]
+        error = future.exception()
+        if error is None:
+            done(future.result(), None)
+        elif isinstance(error, FalajError):
+            done("", error)
+        else:
+            _log.error("authentication failed", exc_info=error)
+            done("", _no_decision())
 
     def _admit(self, exchange: HttpExchange, target: PathTarget, *, tries: int = MAX_ATTEMPTS) -> None:
         if exchange.caller is not None:
@@ -85,12 +131,12 @@ class Dispatcher:
         try:
             caller = self._admission.admit(exchange.credential or "", target.admission_target, exchange.body)
         except FalajError as error:
-            self._refuse(exchange, _concealed(error, target))
+            self._refuse(exchange, _concealed(error, target, exchange.path))
             return
         if caller is not None:
             self._respond(exchange, target, caller)
         elif not tries or self._pending_decisions >= MAX_PENDING_DECISIONS:
-            self._refuse(exchange, Unavailable("authorization is temporarily unavailable; try again"))
+            self._refuse(exchange, _no_decision())
         else:
             self._pending_decisions += 1
             future = self._admission_pool.submit(
@@ -110,30 +156,32 @@ class Dispatcher:
         if error is None:
             self._admit(exchange, target, tries=tries)
         elif isinstance(error, FalajError):
-            self._refuse(exchange, _concealed(error, target))
+            self._refuse(exchange, _concealed(error, target, exchange.path))
         else:
             _log.error("admission failed", exc_info=error)
-            self._refuse(exchange, Unavailable("authorization is temporarily unavailable; try again"))
+            self._refuse(exchange, _no_decision())
 
     # ---------------------------------------------------------------------------------------- responses
 
     def _respond(self, exchange: HttpExchange, target: PathTarget, caller: str) -> None:
-        if exchange.method != target.method and not (exchange.method == b"HEAD" and target.method == b"GET"):
-            exchange.finish(
-                _not_allowed(target.method) if target is not UNKNOWN else _not_found(exchange.path)
-            )
+        is_allowed = exchange.method == target.method or (exchange.method, target.method) == (b"HEAD", b"GET")
+        if not is_allowed and target.kind is not PathKind.UNKNOWN:
+            exchange.finish(_not_allowed(target.method))
         elif target.kind is PathKind.INFER:
             self._infer(exchange, target, caller)
         elif target.response is not None:
             exchange.finish(target.response)
         elif target.kind is PathKind.METRICS:
             exchange.finish(HttpResponse(200, self._metrics.render(), responses.METRICS))
+        elif not self.ready and exchange.path.startswith(MODELS):
+            exchange.finish(_not_ready())  # what it names may be served once the models are loaded
         else:
             exchange.finish(_not_found(exchange.path))
 
     def _infer(self, exchange: HttpExchange, target: PathTarget, caller: str) -> None:
-        if exchange.size > LARGE_BODY_BYTES:
-            future = self._pool.submit(prepare, exchange, target, caller, self._features)
+        looks_up = target.served is not None and target.served.joins
+        if exchange.size > (LARGE_LOOKUP_BYTES if looks_up else LARGE_BODY_BYTES):
+            future = self._parsing_pool.submit(prepare, exchange, target, caller, self._features)
             future.add_done_callback(partial(self._on_prepared, exchange, target))
             return
         try:
@@ -174,20 +222,31 @@ class Dispatcher:
         exchange.finish(response)
 
 
-def _concealed(error: FalajError, target: PathTarget) -> FalajError:
-    """Hide the existence of an endpoint from a caller who may not use it."""
+def _unknown_target(path: bytes) -> PathTarget:
+    """Return the target of a path that is not served. The name of an endpoint is decided about like one that is."""
+    return replace(UNKNOWN, endpoint=_endpoint_in(path)) if path.startswith(MODELS) else UNKNOWN
+
+
+def _concealed(error: FalajError, target: PathTarget, path: bytes) -> FalajError:
+    """Hide the existence of an endpoint from a caller who may not use it: answer with nothing but what it sent."""
     if isinstance(error, Denied | NotFound) and target.endpoint is not None:
-        return _unknown(f"/v2/models/{target.endpoint}".encode())
+        return _unknown(path)
     return error
 
 
 def _unknown(path: bytes) -> NotFound:
-    parts = path.partition(b"?")[0].split(b"/")
-    if parts[1:3] == [b"v2", b"models"] and len(parts) > 3:
-        return NotFound(
-            f"there is no endpoint '{_name(parts[3])}' that you may call, or it does not have this version"
-        )
-    return NotFound(f"unknown path {_name(path[:200])}")
+    path = path.partition(b"?")[0]
+    if not path.startswith(MODELS):
+        return NotFound(f"unknown path {_name(path)}")
+    return NotFound(
+        f"there is no endpoint '{_endpoint_in(path)}' that you may call, or it does not have this version"
+    )
+
+
+def _endpoint_in(path: bytes) -> str:
+    """Return what a path names as an endpoint, by its words alone."""
+    name = path[len(MODELS) :].removesuffix(b"/infer").removesuffix(b"/ready")
+    return _name(name.partition(b"/versions/")[0])
 
 
 def _name(text: bytes) -> str:
@@ -199,7 +258,13 @@ def _not_found(path: bytes) -> HttpResponse:
 
 
 def _not_allowed(method: bytes) -> HttpResponse:
-    return responses.error_response(NotFound(f"this path allows {method.decode()} only"), status=405)
+    allowed = b"GET, HEAD" if method == b"GET" else method
+    refused = responses.error_response(NotFound(f"this path allows {allowed.decode()} only"), status=405)
+    return refused._replace(allow=allowed)
+
+
+def _no_decision() -> Unavailable:
+    return Unavailable("authorization is temporarily unavailable; try again")
 
 
 def _not_ready() -> HttpResponse:

@@ -3,23 +3,106 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import prod
-from typing import Any
+from datetime import datetime
+from math import isfinite, isnan, prod
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from falaj.apps.model_server.inference.protocol import InputTensor, read_values
+from falaj.apps.model_server.inference.protocol import FLOATS, InputTensor, read_values
 from falaj.errors import Fault, shorten
-from falaj.records.serving import Datatype, ServedModel, Tensor
+from falaj.records.features import OnlineRow
+from falaj.records.serving import Datatype, MissingReason, ServedModel, Tensor
 from falaj.serving.dependencies import FeatureReader
 from falaj.serving.lookups import FeatureJoin, ViewColumns
-from falaj.serving.signatures import invalid_request
+from falaj.serving.signatures import MAX_FAULTS, invalid_request
 from falaj.serving.tensors import NUMPY
 
 Array = npt.NDArray[Any]
 
-FLOATS = frozenset({Datatype.FP16, Datatype.FP32, Datatype.FP64})
+LISTED_GAPS = 50
+"""Missing features that an answer or an error lists, by row and view."""
+
+_EXPLAINED = {
+    MissingReason.UNKNOWN_KEY: "which {view} does not have",
+    MissingReason.EXPIRED: "whose features in {view} are older than its ttl",
+    MissingReason.NULL: "whose value in {view} is null",
+    MissingReason.NOT_ONLINE: "and {view} is not materialized with this feature",
+}
+
+
+class FeatureGap(NamedTuple):
+    """Columns of one row that a view has no value for."""
+
+    row: int
+    part: ViewColumns
+    key: str
+    reason: MissingReason
+    columns: tuple[int, ...]
+
+
+class JoinedRows:
+    """The model's input, and what the views lacked for it; of many gaps the first are kept, and the rows counted."""
+
+    def __init__(self, join: FeatureJoin, rows: int, tensor: Tensor) -> None:
+        self.join = join
+        self._datatype = tensor.datatype
+        kind = np.float64 if tensor.datatype in FLOATS else np.object_  # a double holds integers up to 2**53
+        self.block: Array = np.empty((rows, join.width), kind)
+        self.block[:] = join.defaults
+        self.gaps: list[FeatureGap] = []
+        self._required = _required(join, tensor)
+        self._refused: list[FeatureGap] = []
+        self._rows: set[int] = set()
+
+    @property
+    def missing_rows(self) -> int:
+        return len(self._rows)
+
+    def add(self, gap: FeatureGap) -> None:
+        self._rows.add(gap.row)
+        if len(self.gaps) < LISTED_GAPS:
+            self.gaps.append(gap)
+        if len(self._refused) < LISTED_GAPS and not self._required.isdisjoint(gap.columns):
+            self._refused.append(gap)
+
+    def check(self) -> None:
+        """Raise InvalidInput if a required feature is missing, naming rows, keys and features."""
+        faults = [self._fault(gap) for gap in self._refused]
+        if faults:
+            raise invalid_request(faults)
+
+    def model_input(self) -> Array:
+        """Return the block in the type of the model's input. Raise InvalidInput if an integer type lacks a value."""
+        dtype = NUMPY[self._datatype]
+        if self._datatype in FLOATS:
+            return self.block.astype(dtype)
+        bounds = (0, 1) if self._datatype is Datatype.BOOL else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+        faults = [
+            self._not_whole(row, column, value)
+            for (row, column), value in np.ndenumerate(self.block)
+            if not isfinite(value) or value != int(value) or not bounds[0] <= value <= bounds[1]
+        ]
+        if faults:
+            raise invalid_request(faults[:MAX_FAULTS])
+        return self.block.astype(dtype)
+
+    def _not_whole(self, row: int, column: int, value: object) -> Fault:
+        allowed = f"a whole number that {self._datatype} holds, which is what the model takes"
+        return Fault(
+            where=f"row {row}, feature {self.join.columns[column]}", given=shorten(value), allowed=allowed
+        )
+
+    def _fault(self, gap: FeatureGap) -> Fault:
+        names = ", ".join(self.join.columns[column] for column in gap.columns if column in self._required)
+        why = _EXPLAINED[gap.reason].format(view=gap.part.name)
+        return Fault(
+            where=f"row {gap.row}, feature {names}",
+            given=f"{' and '.join(gap.part.keys)} '{shorten(gap.key)}', {why}",
+            allowed="a key with this feature, since the endpoint has no default for it",
+            fix="deploy --missing FEATURE=NUMBER gives a feature a default",
+        )
 
 
 def has_model_input(given: Sequence[InputTensor], model: ServedModel) -> bool:
@@ -29,38 +112,68 @@ def has_model_input(given: Sequence[InputTensor], model: ServedModel) -> bool:
 
 def join_rows(
     given: Sequence[InputTensor], join: FeatureJoin, tensor: Tensor, features: FeatureReader
-) -> Array:
+) -> JoinedRows:
     """Return the model's input with a row per value of the request's inputs. Raise InvalidInput with all faults."""
     values = _read(given, join)
-    rows = len(next(iter(values.values())))
-    block: Array = np.full((rows, join.width), join.missing, np.float64)
+    joined = JoinedRows(join, len(next(iter(values.values()))), tensor)
     for part in join.views:
-        _fill(block, part, features, _keys(part, values))
+        _fill(joined, part, features, _keys(part, values))
+    joined.check()
     for name, column in join.passed:
-        block[:, column] = values[name]
-    return block.astype(NUMPY[tensor.datatype])
+        joined.block[:, column] = values[name]
+    joined.block = joined.model_input()
+    return joined
 
 
-def _fill(block: Array, part: ViewColumns, features: FeatureReader, keys: Sequence[str]) -> None:
-    """Fill in the features of each key; missing values keep the default of the block."""
-    found = features.read(part.view, keys)
+def _required(join: FeatureJoin, tensor: Tensor) -> frozenset[int]:
+    """Return the columns without a default: those that the endpoint requires, and NaN if the model takes integers."""
+    if tensor.datatype in FLOATS:
+        return join.required
+    return join.required | {column for column, value in enumerate(join.defaults) if isnan(value)}
+
+
+def _fill(joined: JoinedRows, part: ViewColumns, features: FeatureReader, keys: Sequence[str]) -> None:
+    """Fill in the features of each key; missing values keep their defaults, and are noted."""
+    once = dict.fromkeys(keys)
+    found = features.read(part.view, tuple(once))
     known = {name: place for place, name in enumerate(found.features)}
     places = [(known.get(name), column) for name, column in zip(part.features, part.columns, strict=True)]
-    for number, row in enumerate(found.rows):
-        values = row.values
+    rows = dict(zip(once, found.rows, strict=True))
+    block = joined.block
+    for number, key in enumerate(keys):
+        values = rows[key].values
+        gaps = None
         for place, column in places:
             value = None if place is None else values[place]
             if value is not None:
                 block[number, column] = value
+            elif gaps is None:
+                gaps = [column]
+            else:
+                gaps.append(column)
+        if gaps is not None:
+            reason = _reason(rows[key], found.oldest, is_online=all(place is not None for place, _ in places))
+            joined.add(FeatureGap(number, part, key, reason, tuple(gaps)))
+
+
+def _reason(row: OnlineRow, oldest: datetime | None, *, is_online: bool) -> MissingReason:
+    if row.event_time is None:
+        return MissingReason.UNKNOWN_KEY
+    if oldest is not None and row.event_time < oldest:
+        return MissingReason.EXPIRED
+    return MissingReason.NULL if is_online else MissingReason.NOT_ONLINE
 
 
 def _read(given: Sequence[InputTensor], join: FeatureJoin) -> Mapping[str, Array]:
     wanted, keys = join.inputs, {key for part in join.views for key in part.keys}
+    known = frozenset(wanted)
     values: dict[str, Array] = {}
     faults: list[Fault] = []
     for tensor in given:
+        if len(faults) == MAX_FAULTS:
+            break
         where = f"input '{shorten(tensor.name)}'"
-        if tensor.name not in wanted or tensor.name in values:
+        if tensor.name not in known or tensor.name in values:
             allowed = f"each of the inputs {', '.join(wanted)} once"
             faults.append(Fault(where=where, given="an unknown or duplicate name", allowed=allowed))
             continue

@@ -13,7 +13,7 @@ from falaj.apps.model_server.http import responses
 from falaj.apps.model_server.http.responses import HttpResponse
 from falaj.apps.model_server.inference.protocol import ResponseEncoder
 from falaj.apps.model_server.metrics import ServerMetrics, VersionMetrics
-from falaj.records.serving import ServedModel, Tensor
+from falaj.records.serving import DYNAMIC, Datatype, ServedModel, Tensor
 from falaj.serving.dependencies import METRICS, PredictionSink
 from falaj.serving.deployment_state import ServedEndpoint
 from falaj.version import VERSION
@@ -92,7 +92,7 @@ def _endpoint_paths(
     name = served.endpoint.name
     model = served.representative(version).model
     versions = list(served.queues) if version is None else [version]
-    about = responses.json_response(_metadata(name, versions, model))
+    about = responses.json_response(_metadata(name, versions, model, _request_inputs(served, model)))
     ready = responses.json_response({"name": name, "ready": True})
     return {
         start: PathTarget(PathKind.FIXED, endpoint=name, response=about),
@@ -101,14 +101,36 @@ def _endpoint_paths(
     }
 
 
-def _metadata(name: str, versions: list[str], model: ServedModel) -> dict[str, object]:
+def _metadata(
+    name: str, versions: list[str], model: ServedModel, request: tuple[Tensor, ...]
+) -> dict[str, object]:
+    """Return the metadata; `inputs` are what a request has, `model_inputs` what the lookup makes of them."""
+    own = [_tensor(tensor) for tensor in model.inputs]
     return {
         "name": name,
         "versions": versions,
         "platform": model.platform,
-        "inputs": [_tensor(tensor) for tensor in model.inputs],
+        "inputs": [_tensor(tensor) for tensor in request] or own,
         "outputs": [_tensor(tensor) for tensor in model.outputs],
+        **({"model_inputs": own} if request else {}),
     }
+
+
+def _request_inputs(served: ServedEndpoint, model: ServedModel) -> tuple[Tensor, ...]:
+    """Return the inputs of a request whose features are looked up: one value per row; none without a lookup."""
+    join, lookup = served.joins.get(model.version), served.endpoint.lookup
+    if join is None or lookup is None:
+        return ()
+    types = {key: kind for view in lookup.views for key, kind in zip(view.keys, view.key_types, strict=False)}
+    keys = {key for part in join.views for key in part.keys}
+    return tuple(
+        Tensor(
+            name=name,
+            datatype=types.get(name, Datatype.BYTES) if name in keys else Datatype.FP64,
+            shape=(DYNAMIC,),
+        )
+        for name in join.inputs
+    )
 
 
 def _tensor(tensor: Tensor) -> dict[str, object]:

@@ -7,15 +7,21 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
 import numpy.typing as npt
 
 from falaj.apps.model_server.http import responses
 from falaj.apps.model_server.http.exchange import HttpExchange
 from falaj.apps.model_server.http.responses import BYTES, JSON, HttpResponse
-from falaj.apps.model_server.inference.feature_lookup import has_model_input, join_rows
+from falaj.apps.model_server.inference.feature_lookup import JoinedRows, has_model_input, join_rows
 from falaj.apps.model_server.inference.paths import PathTarget, VersionResponder
-from falaj.apps.model_server.inference.protocol import OutputSelection, read_request, read_values
-from falaj.errors import FalajError, Internal, InvalidInput, NotFound
+from falaj.apps.model_server.inference.protocol import (
+    OutputSelection,
+    encode_parameters,
+    read_request,
+    read_values,
+)
+from falaj.errors import FalajError, Internal, InvalidInput, NotFound, shorten
 from falaj.records.serving import ServedModel
 from falaj.serving.dependencies import FeatureReader, PredictedBatch, PredictedRequest
 from falaj.serving.runtime.batch_queue import BatchQueue
@@ -35,6 +41,7 @@ class Prediction:
             "response",
             "request_facts",
             "inputs",
+            "notes",
             "queue",
             "name",
         ),
@@ -48,6 +55,7 @@ class Prediction:
         request_facts: tuple[str, str, str],
         responder: VersionResponder,
         selection: OutputSelection,
+        notes: bytes,
     ) -> None:
         self._exchange = exchange
         self._responder = responder
@@ -55,6 +63,7 @@ class Prediction:
         self.name = ""
         self.queue = queue
         self.inputs = inputs
+        self.notes = notes
         self.request_facts = request_facts
         self.cancelled = exchange.cancelled
         self.response: HttpResponse | None = None
@@ -62,7 +71,9 @@ class Prediction:
     def render(self, outputs: Sequence[Array]) -> None:
         encoder, _, next_id = self._responder
         self.name = ident = next_id()
-        body, json_bytes = encoder.encode(self.request_facts[1], ident, outputs, self._selection)
+        body, json_bytes = encoder.encode(
+            self.request_facts[1], ident, outputs, self._selection, notes=self.notes
+        )
         self.response = HttpResponse(200, body, JSON if json_bytes is None else BYTES, json_bytes, ident)
 
     def complete(self, error: FalajError | None) -> None:
@@ -88,15 +99,32 @@ def prepare(exchange: HttpExchange, target: PathTarget, caller: str, features: F
     queue = served.queue(target.version, request.id)
     join = served.joins.get(queue.model.version)
     if join is None or has_model_input(request.inputs, queue.model):
-        inputs = queue.signature.take(request.inputs, read_values)
+        inputs, notes = queue.signature.take(request.inputs, read_values), b""
     else:
-        inputs = [join_rows(request.inputs, join, queue.model.inputs[0], features)]
+        joined = join_rows(request.inputs, join, queue.model.inputs[0], features)
+        inputs, notes = [joined.block], _missing(joined) if joined.gaps else b""
     if len(inputs) > 1 and queue.engine.cost.rows > 1:
         _rows_agree(inputs, queue.model)
     responder = target.responders[queue.model.version]
     selection = responder.encoder.selection(request)
     request_facts = (served.endpoint.id or served.endpoint.name, request.id, caller)
-    return Prediction(exchange, queue, inputs, request_facts, responder, selection)
+    return Prediction(exchange, queue, inputs, request_facts, responder, selection, notes)
+
+
+def _missing(joined: JoinedRows) -> bytes:
+    """Return the response parameters that tell which features were missing; the protocol allows no nested values."""
+    listed = [
+        {
+            "row": gap.row,
+            "view": gap.part.name,
+            "key": shorten(gap.key),
+            "reason": gap.reason,
+            "features": [joined.join.columns[column] for column in gap.columns],
+        }
+        for gap in joined.gaps
+    ]
+    words = msgspec.json.encode(listed).decode()
+    return encode_parameters({"missing_features": words, "missing_rows": joined.missing_rows})
 
 
 def predicted_batch(

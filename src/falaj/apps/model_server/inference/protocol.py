@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from functools import lru_cache
+from typing import Annotated, Any
 
 import msgspec
 import numpy.typing as npt
 
-from falaj.errors import Fault, InvalidInput, shorten
+from falaj.errors import Fault, InvalidInput, TooLarge, shorten
 from falaj.records.serving import Datatype, ServedModel
 from falaj.serving.signatures import invalid_request
 from falaj.serving.tensors import from_bytes, from_values, to_bytes
 
 Array = npt.NDArray[Any]
-Parameters = dict[str, Any]
+Parameters = Annotated[dict[str, str | int | float | bool | None], msgspec.Meta(max_length=64)]
+
+MAX_TENSORS, MAX_DIMENSIONS = 4096, 32
+"""Inputs or outputs of a request, and dimensions of a tensor."""
+LONG_JSON_BYTES = 64 * 1024
+"""Tensors of a longer text are counted before any of them is parsed."""
+TensorName = Annotated[str, msgspec.Meta(max_length=1024)]
 
 UNSUPPORTED = ("shared_memory_region", "classification")
 """Extensions of the protocol that are not supported."""
@@ -24,6 +32,9 @@ UNSUPPORTED = ("shared_memory_region", "classification")
 MAX_ID_CHARACTERS = 256
 """Longest id of a request, which is logged with every prediction."""
 
+MAX_JSON_BYTES = 16 * 2**20
+"""Largest output that is encoded as JSON, which takes many times its memory."""
+
 CACHED_SHAPES = 1000
 """Encoded output shapes that are cached."""
 
@@ -31,8 +42,8 @@ CACHED_SHAPES = 1000
 class InputTensor(msgspec.Struct, gc=False):
     """An input of a request. Its data is JSON, or a view of the bytes after the JSON."""
 
-    name: str
-    shape: list[int]
+    name: TensorName
+    shape: Annotated[list[int], msgspec.Meta(max_length=MAX_DIMENSIONS)]
     datatype: str
     parameters: Parameters | None = None
     data: msgspec.Raw = msgspec.Raw()
@@ -41,24 +52,34 @@ class InputTensor(msgspec.Struct, gc=False):
 class RequestedOutput(msgspec.Struct, gc=False):
     """An output named in a request."""
 
-    name: str
+    name: TensorName
     parameters: Parameters | None = None
 
 
 class InferRequest(msgspec.Struct):
-    inputs: list[InputTensor]
+    inputs: Annotated[list[InputTensor], msgspec.Meta(max_length=MAX_TENSORS)]
     id: str = ""
     parameters: Parameters | None = None
-    outputs: list[RequestedOutput] | None = None
+    outputs: Annotated[list[RequestedOutput], msgspec.Meta(max_length=MAX_TENSORS)] | None = None
+
+
+class RequestOutline(msgspec.Struct):
+    """A request whose tensors are not parsed yet."""
+
+    inputs: Annotated[list[msgspec.Raw], msgspec.Meta(max_length=MAX_TENSORS)]
+    outputs: Annotated[list[msgspec.Raw], msgspec.Meta(max_length=MAX_TENSORS)] | None = None
 
 
 OutputSelection = tuple[tuple[int, bool], ...]
 """The outputs of a response by number, and whether each is binary."""
 
+FLOATS = frozenset({Datatype.FP16, Datatype.FP32, Datatype.FP64})
+
 _read = msgspec.json.Decoder(InferRequest).decode
+_outline = msgspec.json.Decoder(RequestOutline).decode
 _encode = msgspec.json.Encoder().encode
-_flat = {
-    datatype: msgspec.json.Decoder(list[kind]).decode  # type: ignore[valid-type]
+_kinds: dict[Datatype, type] = {
+    datatype: kind
     for kind, names in {
         bool: ["BOOL"],
         str: ["BYTES"],
@@ -66,6 +87,10 @@ _flat = {
         int: ["INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32", "UINT64"],
     }.items()
     for datatype in map(Datatype, names)
+}
+_flat = {
+    datatype: msgspec.json.Decoder(list[kind]).decode  # type: ignore[valid-type]
+    for datatype, kind in _kinds.items()
 }
 
 
@@ -76,8 +101,11 @@ def read_request(body: bytes, json_bytes: int | None) -> InferRequest:
     """Parse `body`: the first `json_bytes` are JSON and the rest binary tensors; None: all is JSON."""
     if json_bytes is not None and json_bytes > len(body):
         raise InvalidInput(f"Inference-Header-Content-Length is {json_bytes}, the body has {len(body)} bytes")
+    text = body if json_bytes is None else memoryview(body)[:json_bytes]
     try:
-        request = _read(body if json_bytes is None else memoryview(body)[:json_bytes])
+        if len(text) > LONG_JSON_BYTES:
+            _outline(text)
+        request = _read(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidInput(f"the body is not an inference request: {error}") from None
     if len(request.id) > MAX_ID_CHARACTERS:
@@ -126,20 +154,35 @@ def _assign_binary_data(tensors: Sequence[InputTensor], rest: memoryview) -> Non
 
 def _nested(tensor: InputTensor, datatype: Datatype, error: Exception) -> list[Any]:
     """Flatten nested lists, which must have the tensor's shape."""
-    if not bytes(tensor.data):
+    data = bytes(tensor.data)
+    if not data:
         raise ValueError("none") from None
-    values = msgspec.json.decode(tensor.data)
-    if not (isinstance(values, list) and values and isinstance(values[0], list)):
+    if not NESTED.match(data):
         raise ValueError(str(error)) from None
-    level: list[Any] = [values]
-    for size in tensor.shape:
-        if any(not isinstance(part, list) or len(part) != size for part in level):
-            raise ValueError(f"nested lists that do not match the shape {tensor.shape}") from None
-        level = [value for part in level for value in part]
     try:
-        return _flat[datatype](_encode(level))
+        level: list[Any] = _nested_decoder(tuple(tensor.shape), _kinds[datatype]).decode(data)
+    except RecursionError:
+        raise ValueError("lists that are nested too deeply") from None
     except msgspec.DecodeError as wrong:
-        raise ValueError(str(wrong)) from None
+        if isinstance(wrong, msgspec.ValidationError) and _KIND_WORDS.search(str(wrong)):
+            raise ValueError(str(wrong)) from None
+        raise ValueError(f"nested lists that do not match the shape {tensor.shape}") from None
+    for _ in tensor.shape[1:]:
+        level = [value for part in level for value in part]
+    return level
+
+
+NESTED = re.compile(rb"\s*\[\s*\[")
+_KIND_WORDS = re.compile("got `(str|null|bool|object|float)`|out of range")
+
+
+@lru_cache(maxsize=256)
+def _nested_decoder(shape: tuple[int, ...], kind: type) -> Any:
+    """Return a decoder of lists of exactly this shape, which stops at the first that has another length."""
+    found: Any = kind
+    for size in reversed(shape):
+        found = Annotated[list[found], msgspec.Meta(min_length=size, max_length=size)]
+    return msgspec.json.Decoder(found)
 
 
 # ----------------------------------------------------------------------------------------- responses
@@ -179,8 +222,7 @@ class ResponseEncoder:
         self._all: OutputSelection = tuple((number, False) for number in range(len(model.outputs)))
         self._shapes: dict[tuple[int, ...], bytes] = {}
         start = _encode({"model_name": endpoint, "model_version": model.version})
-        self._start = start[:-1] + b',"outputs":['
-        self._start_with_id = start[:-1] + b',"id":'
+        self._start = start[:-1]
         self._tensors = [
             (tensor.datatype, _encode({"name": tensor.name, "datatype": tensor.datatype})[:-1] + b',"shape":')
             for tensor in model.outputs
@@ -192,19 +234,28 @@ class ResponseEncoder:
         return self._all if plain else select_outputs(request, self._model)
 
     def encode(
-        self, request: str, prediction: str, outputs: Sequence[Array], selection: OutputSelection
+        self,
+        request: str,
+        prediction: str,
+        outputs: Sequence[Array],
+        selection: OutputSelection,
+        *,
+        notes: bytes = b"",
     ) -> tuple[bytes, int | None]:
         """Return the body of a response, and the size of its JSON part if binary tensors follow.
 
-        Its id is that of the request, or that of the prediction if the request has none.
+        Its id is that of the request, or that of the prediction if the request has none. `notes` are parameters from
+        `encode_parameters`.
         """
+        start = self._start
         if request:
-            named = b',"parameters":{"prediction":"%b"}' % prediction.encode() if prediction else b""
-            start = self._start_with_id + _encode(request) + named + b',"outputs":['
+            start = start + b',"id":' + _encode(request)
+            if prediction:
+                notes = b'"prediction":"%b"%b%b' % (prediction.encode(), b"," if notes else b"", notes)
         elif prediction:
-            start = self._start_with_id + b'"%b","outputs":[' % prediction.encode()
-        else:
-            start = self._start
+            start = start + b',"id":"%b"' % prediction.encode()
+        if notes:
+            start = start + b',"parameters":{%b}' % notes
         parts, blocks = [], []
         for number, binary in selection:
             datatype, head = self._tensors[number]
@@ -214,12 +265,30 @@ class ResponseEncoder:
                 blocks.append(block)
                 tail = b',"parameters":{"binary_data_size":%d}}' % len(block)
             else:
-                tail = b',"data":' + _encode(array.ravel().tolist()) + b"}"
+                _require_small(array)
+                data = _encode(array.ravel().tolist())
+                tail = b',"data":' + data + b"}"
+                if datatype in FLOATS and b"null" in data:
+                    tail = b',"parameters":{"not_finite":%d}' % data.count(b"null") + tail
             parts.append(head + (self._shapes.get(array.shape) or self._shape(array.shape)) + tail)
-        text = start + b",".join(parts) + b"]}"
+        text = start + b',"outputs":[' + b",".join(parts) + b"]}"
         return (text, None) if not blocks else (b"".join((text, *blocks)), len(text))
 
     def _shape(self, shape: tuple[int, ...]) -> bytes:
         if len(self._shapes) > CACHED_SHAPES:
             self._shapes.clear()
         return self._shapes.setdefault(shape, _encode(shape))
+
+
+def encode_parameters(parameters: dict[str, str | int]) -> bytes:
+    """Return parameters of a response without their braces."""
+    encoded: bytes = _encode(parameters)
+    return encoded[1:-1]
+
+
+def _require_small(array: Array) -> None:
+    if array.nbytes > MAX_JSON_BYTES:
+        raise TooLarge(
+            f"an output has {array.nbytes} bytes; as JSON at most {MAX_JSON_BYTES} are sent, so ask for it as "
+            "binary data (binary_data_output)"
+        )

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import NamedTuple
 
-from falaj.errors import NotFound
 from falaj.governance.identity.directory import Authenticator
 from falaj.governance.operations.caller import Caller
 from falaj.governance.operations.gate import Gate
@@ -50,6 +49,15 @@ class GateAdmission:
             self._epoch = epoch
         self._read_at = time.monotonic()
 
+    def recognize(self, credential: str) -> str | None:
+        known = self._callers.get(credential)
+        if known is None or known.epoch < self._epoch or time.monotonic() > known.until:
+            return None
+        return known.caller.id
+
+    def authenticate(self, credential: str) -> str:
+        return self._authenticated(credential).id
+
     def admit(self, credential: str, endpoint: str | None, data: bytes) -> str | None:
         known, now = self._callers.get(credential), time.monotonic()
         if (
@@ -59,12 +67,16 @@ class GateAdmission:
             or now - self._read_at > MAX_EPOCH_AGE_S
         ):
             return None
-        resource = self.endpoints.get(endpoint or "")
-        action, resource = _server_resource(endpoint) if resource is None else (INFER, resource)
+        action, resource = self._resource(endpoint)
         counted = self._hot.count(known.caller, action, resource, data, epoch=self._epoch)
         return known.caller.name if counted else None
 
     def decide(self, credential: str, endpoint: str | None) -> None:
+        caller = self._authenticated(credential)
+        action, resource = self._resource(endpoint)
+        self._hot.decide(caller, action, resource)
+
+    def _authenticated(self, credential: str) -> Caller:
         with self._gate.database.read() as tx:
             epoch = current_epoch(tx)
         self.observe(epoch)
@@ -73,15 +85,12 @@ class GateAdmission:
         if len(self._callers) >= CACHED_CALLERS:
             self._callers.clear()
         self._callers[credential] = CachedCaller(caller, epoch, time.monotonic() + left_s)
-        resource = self.endpoints.get(endpoint or "")
-        action, resource = _server_resource(endpoint) if resource is None else (INFER, resource)
-        self._hot.decide(caller, action, resource)
+        return caller
 
-
-def _server_resource(endpoint: str | None) -> tuple[str, str]:
-    """Return the action and object for requests to the server itself."""
-    if endpoint is None:
-        return "platform.status", ROOT
-    if endpoint == METRICS:
-        return "platform.metrics", ROOT
-    raise NotFound(f"there is no endpoint '{endpoint}' that you may call")
+    def _resource(self, endpoint: str | None) -> tuple[str, str]:
+        """Return the action and object of a request; a name that no endpoint has is decided about like one that has."""
+        if endpoint is None:
+            return "platform.status", ROOT
+        if endpoint == METRICS:
+            return "platform.metrics", ROOT
+        return INFER, self.endpoints.get(endpoint) or f"endpoint:{endpoint}"

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from falaj.apps.model_server.metrics import ServerMetrics, VersionMetrics
 from falaj.apps.model_server.platform.recorder import PredictionRecorder, PredictionSource, VersionKey
 from falaj.assembly.model_server import read_online
+from falaj.assembly.parsing import find_sandboxes, hidden_paths
 from falaj.assembly.platform import LocalPlatform
 from falaj.errors import Damaged, NotFound
 from falaj.governance.operations.caller import Caller, acting_as
@@ -15,7 +16,9 @@ from falaj.monitoring.windows.delivery import Delivery
 from falaj.records.features import OnlineRows
 from falaj.records.monitoring.monitors import WindowRecord
 from falaj.records.serving import LoadProblem, ServedFile, VersionCounts
-from falaj.serving.runtime.engine import OnnxEngine, open_model
+from falaj.serving.runtime.engine import ModelEngine
+from falaj.serving.runtime.loading import open_model
+from falaj.serving.runtime.worker import WorkerStarter
 
 
 class PlatformClient:
@@ -25,10 +28,11 @@ class PlatformClient:
         self._platform = platform
         self._services = platform.services
         self._account = account
+        self._starter = WorkerStarter(find_sandboxes, hidden=hidden_paths(platform.home, platform.config))
         self.collector = Collector()
         self._windows = Delivery(self.collector, self._record_windows)
 
-    def load(self, file: ServedFile) -> OnnxEngine:
+    def load(self, file: ServedFile) -> ModelEngine:
         """Load a registered version, verify its signature and bytes, and open it from memory."""
         with acting_as(self._account):
             version = self._services.models.version(str(file.registered))
@@ -40,7 +44,14 @@ class PlatformClient:
             content = b"".join(self._services.models.read(version.id, models[0].path))
         if len(content) != models[0].size_bytes:
             raise Damaged(f"{version.reference}: the file is truncated")
-        return open_model(file, content)
+        serving = self._platform.config.serving
+        return open_model(
+            file,
+            content,
+            isolation=serving.isolation,
+            memory_bytes=serving.model_memory,
+            starter=self._starter,
+        )
 
     def read(self, view: str, keys: Sequence[str]) -> OnlineRows:
         """Read the newest features of each key."""

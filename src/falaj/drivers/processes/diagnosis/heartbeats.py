@@ -42,12 +42,12 @@ class HeartbeatMonitor:
         touched = read_heartbeats.get(ANY)
         if touched != self._any:
             self._any, self._life_at = touched, now
-        told = {
+        reported = {
             int(name): at
             for name, at in read_heartbeats.items()
             if name.isdecimal() and int(name) < MAX_RANKS
         }
-        ranks = {rank: at for rank, at in told.items() if self._discarded.get(rank) != at}
+        ranks = {rank: at for rank, at in reported.items() if self._discarded.get(rank) != at}
         if self._beats.keys() - ranks.keys():
             self._life_at = now  # a rank removed its file, which is a sign of life
         self._beats = {

@@ -40,10 +40,10 @@ def failed_rank(framework: str, text: str) -> RankExit | None:
     """Return the failed rank that a launcher of ranks reports."""
     if framework == "torch":
         return failed_rank_of_torchrun(text)
-    told = HOROVOD_REPORT.search(text) if framework == "horovod" else None
-    if told is None:
+    report = HOROVOD_REPORT.search(text) if framework == "horovod" else None
+    if report is None:
         return None
-    rank, status = int(told[1]), int(told[2])
+    rank, status = int(report[1]), int(report[2])
     return RankExit(rank, None, status - 128) if status > 128 else RankExit(rank, status, None)
 
 
@@ -75,11 +75,11 @@ def torchrun_failures(text: str) -> list[tuple[int, int]]:
     for line in lines:
         if TORCHRUN_REPORT.search(line):
             in_report, is_root = True, line.startswith("Root Cause")
-        told = TORCHRUN_FIELD.match(line) if in_report else None
-        if told and told[1] == "rank":
-            rank = int(told[2])
-        elif told and rank is not None:
-            found.insert(0 if is_root else len(found), (rank, int(told[2])))
+        entry = TORCHRUN_FIELD.match(line) if in_report else None
+        if entry and entry[1] == "rank":
+            rank = int(entry[2])
+        elif entry and rank is not None:
+            found.insert(0 if is_root else len(found), (rank, int(entry[2])))
             rank = None
     return found
 

@@ -16,6 +16,7 @@ from falaj.drivers.processes.diagnosis.log_errors import (
 )
 from falaj.drivers.processes.diagnosis.stacks import explain_hang, locate_crash
 from falaj.drivers.processes.frameworks.contracts import process_name
+from falaj.drivers.processes.frameworks.process import own_ranks, world_size
 from falaj.drivers.processes.supervisor.termination import StopCause
 from falaj.ports.launcher import Launch
 from falaj.records.sizes import format_size
@@ -27,7 +28,7 @@ UNPRINTABLE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|[^\x20-\x7e\u00a0-\U0010ffff]")
 
 @dataclass
 class AttemptOutcome:
-    """How an attempt ended.
+    """How an attempt ended. Its ranks are places in the plan of this machine.
 
     `refused` says why it was not started; `began` is False if the sandbox failed to start. `cause` and `why` say why
     the supervisor stopped it. For a hang, `silent_ranks` had no heartbeat, and `hang_output` holds the dumped stacks.
@@ -64,7 +65,8 @@ def explain_failure(ended: AttemptOutcome, launch: Launch, tail: bytes) -> str |
         return to_sentence(
             f"Its sandbox did not start: {last_line(text) or describe_exit(ended.exit_code, None)}"
         )
-    death, name = RankExit(ended.rank, ended.exit_code, ended.signal), process_label(launch, ended.rank)
+    rank = None if ended.rank is None else ended.rank + own_ranks(launch).start
+    death, name = RankExit(rank, ended.exit_code, ended.signal), process_label(launch, ended.rank)
     blamed = failed_rank(launch.framework, text)
     if blamed is not None:
         death, name = blamed, f"rank {blamed.rank}"
@@ -72,7 +74,7 @@ def explain_failure(ended: AttemptOutcome, launch: Launch, tail: bytes) -> str |
     what = describe_exit(death.exit_code, death.signal) + describe_limit(ended, death, launch, why, text)
     if not why and not death.signal:
         why = last_line(without_torchrun_report(text))
-    who = f"{name}: " if name and launch.processes > 1 else ""
+    who = f"{name}: " if name and world_size(launch) > 1 else ""
     return to_sentence(f"{who}{what}{': ' + why if why else ''}")
 
 
@@ -83,8 +85,10 @@ def explain_stop(ended: AttemptOutcome, launch: Launch) -> str:
     if ended.cause == "hung":
         hang_output = ended.hang_output.decode("utf-8", errors="replace")
         return explain_hang(
-            ended.silent_ranks, hang_s=launch.hang_s or 0, text=hang_output, processes=launch.processes
+            ended.silent_ranks, hang_s=launch.hang_s or 0, text=hang_output, processes=world_size(launch)
         )
+    if ended.cause == "fenced":
+        return "It was stopped because no controller renewed its lease: another machine may run it now"
     if ended.cause == "fault":
         return ended.why or "It was stopped"
     return f"It was stopped on request: {describe_exit(ended.exit_code, ended.signal)}"
@@ -131,7 +135,7 @@ def describe_limit(ended: AttemptOutcome, death: RankExit, launch: Launch, why: 
 def describe_oom(ranks: Sequence[int], death: RankExit, launch: Launch) -> str:
     whose = "all processes together" if launch.processes > 1 else "it"
     limit = "" if launch.memory_bytes is None else f": {whose} may have {format_size(launch.memory_bytes)}"
-    others = [rank for rank in ranks if rank != death.rank]
+    others = [rank for place in ranks if (rank := place + own_ranks(launch).start) != death.rank]
     if others and launch.processes > 1 and launch.framework != "torch":
         return f"; rank {', '.join(map(str, others))} ran out of memory{limit}"
     return f"; it ran out of memory{limit}"

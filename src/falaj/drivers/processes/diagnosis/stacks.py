@@ -94,10 +94,10 @@ def parse_stacks(text: str) -> dict[int, list[StackFrame]]:
 
 def locate_crash(text: str) -> str:
     """Return where Python was when a signal killed it, from the dump of PYTHONFAULTHANDLER; empty without one."""
-    told = text.rpartition("Fatal Python error: ")[2]
-    if told == text:
+    report = text.rpartition("Fatal Python error: ")[2]
+    if report == text:
         return ""
-    lines = told.splitlines()
+    lines = report.splitlines()
     start = next((n for n, line in enumerate(lines) if line.startswith("Current thread 0x")), None)
     if start is None:
         return ""

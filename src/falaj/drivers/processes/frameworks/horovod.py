@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from falaj.drivers.processes.frameworks.process import PlannedProcess, PortAllocator
 from falaj.ports.launcher import Launch
 
+NEEDS_ONE_MACHINE = "horovodrun reaches other machines by ssh, which jobs do not have"
+
 
 def processes(launch: Launch, ports: PortAllocator) -> Sequence[PlannedProcess]:
     count = launch.processes

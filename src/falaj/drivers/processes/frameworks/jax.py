@@ -7,34 +7,22 @@ from collections.abc import Sequence
 from falaj.drivers.processes.frameworks.process import (
     PlannedProcess,
     PortAllocator,
-    addresses,
-    rank_environment,
-    rank_gpu_environment,
+    address,
+    copies,
+    rendezvous,
+    world_size,
 )
 from falaj.ports.launcher import Launch
 
 
 def processes(launch: Launch, ports: PortAllocator) -> Sequence[PlannedProcess]:
-    (coordinator,) = addresses(ports(1))
-    count = launch.processes
+    coordinator = address(*rendezvous(launch, ports))
     shared = {
         "JAX_COORDINATOR_ADDRESS": coordinator,
         "JAX_COORDINATOR_BIND_ADDRESS": coordinator,  # by default it listens on all addresses
-        "JAX_NUM_PROCESSES": str(count),
+        "JAX_NUM_PROCESSES": str(world_size(launch)),
     }
-    return [
-        PlannedProcess(
-            launch.command,
-            f"rank {rank}",
-            {
-                **shared,
-                **rank_environment(rank, of=count),
-                **rank_gpu_environment(launch, rank, of=count),
-                "JAX_PROCESS_ID": str(rank),
-            },
-        )
-        for rank in range(count)
-    ]
+    return copies(launch, shared, lambda rank: {"JAX_PROCESS_ID": str(rank)})
 
 
 def defaults(launch: Launch) -> dict[str, str]:

@@ -7,30 +7,18 @@ from collections.abc import Sequence
 from falaj.drivers.processes.frameworks.process import (
     PlannedProcess,
     PortAllocator,
-    addresses,
-    rank_environment,
-    rank_gpu_environment,
+    copies,
+    rank_addresses,
+    rank_ports,
+    world_size,
 )
 from falaj.ports.launcher import Launch
 
 
 def processes(launch: Launch, ports: PortAllocator) -> Sequence[PlannedProcess]:
-    count = launch.processes
-    chosen = ports(count)
+    chosen = rank_ports(launch, ports)
     shared = {
-        "LIGHTGBM_MACHINES": ",".join(addresses(chosen)),
-        "LIGHTGBM_NUM_MACHINES": str(count),
+        "LIGHTGBM_MACHINES": ",".join(rank_addresses(launch, chosen)),
+        "LIGHTGBM_NUM_MACHINES": str(world_size(launch)),
     }
-    return [
-        PlannedProcess(
-            launch.command,
-            f"rank {rank}",
-            {
-                **shared,
-                **rank_environment(rank, of=count),
-                **rank_gpu_environment(launch, rank, of=count),
-                "LIGHTGBM_LOCAL_LISTEN_PORT": str(port),
-            },
-        )
-        for rank, port in enumerate(chosen)
-    ]
+    return copies(launch, shared, lambda rank: {"LIGHTGBM_LOCAL_LISTEN_PORT": str(chosen[rank])})

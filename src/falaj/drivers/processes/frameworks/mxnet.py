@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from falaj.drivers.processes.frameworks.process import (
-    LOOPBACK,
     PlannedProcess,
     PortAllocator,
+    is_first_node,
+    own_host,
+    own_ranks,
     rank_environment,
     rank_gpu_environment,
+    rendezvous,
+    world_size,
 )
 from falaj.drivers.processes.frameworks.torch import split_options
 from falaj.ports.launcher import Launch
@@ -18,43 +22,46 @@ from falaj.ports.launcher import Launch
 def processes(launch: Launch, ports: PortAllocator) -> Sequence[PlannedProcess]:
     """Return workers, servers and a scheduler. Without `roles`, all processes are workers, with one server. A process
     with the role of scheduler or server becomes one by importing mxnet."""
-    (port,) = ports(1)
-    workers, servers = launch.roles.get("worker", launch.processes), launch.roles.get("server", 1)
+    host, port = rendezvous(launch, ports)
+    workers, servers = launch.roles.get("worker", world_size(launch)), launch.roles.get("server", 1)
     shared = {
-        "DMLC_PS_ROOT_URI": LOOPBACK,
+        "DMLC_PS_ROOT_URI": host,
         "DMLC_PS_ROOT_PORT": str(port),
         "DMLC_NUM_WORKER": str(workers),
         "DMLC_NUM_SERVER": str(servers),
     }
-    python, *rest = launch.command
-    serve = [python, *split_options(rest)[0], "-c", "import mxnet"]
-    return [
-        *(
-            PlannedProcess(
-                launch.command,
-                f"worker {rank}",
-                {
-                    **shared,
-                    **rank_environment(rank, of=workers),
-                    **rank_gpu_environment(launch, rank, of=workers),
-                    "DMLC_ROLE": "worker",
-                },
-            )
-            for rank in range(workers)
-        ),
-        *(
-            PlannedProcess(
-                serve, f"server {index}", shared | helper_environment("server"), is_essential=False
-            )
-            for index in range(servers)
-        ),
-        PlannedProcess(serve, "scheduler", shared | helper_environment("scheduler"), is_essential=False),
+    own = own_ranks(launch)
+    computing = [rank for rank in own if rank < workers]
+    planned = [
+        PlannedProcess(
+            launch.command,
+            f"worker {rank}",
+            {
+                **shared,
+                **rank_environment(launch, rank),
+                "FALAJ_WORLD_SIZE": str(workers),
+                **rank_gpu_environment(launch, place, of=len(computing)),
+                "DMLC_ROLE": "worker",
+            },
+        )
+        for place, rank in enumerate(computing)
     ]
+    serving = [rank - workers for rank in own if rank >= workers]
+    planned += [helper(launch, "server", f"server {index}", shared) for index in serving]
+    if is_first_node(launch):
+        planned += [] if launch.roles else [helper(launch, "server", "server 0", shared)]
+        planned.append(helper(launch, "scheduler", "scheduler", shared))
+    return planned
 
 
-def helper_environment(role: str) -> dict[str, str]:
-    return {"DMLC_ROLE": role, "CUDA_VISIBLE_DEVICES": ""}
+def helper(launch: Launch, role: str, name: str, shared: Mapping[str, str]) -> PlannedProcess:
+    python, *rest = launch.command
+    command = [python, *split_options(rest)[0], "-c", "import mxnet"]
+    own = {"DMLC_ROLE": role, "CUDA_VISIBLE_DEVICES": ""}
+    return PlannedProcess(command, name, {**shared, **own}, is_essential=False)
 
 
 def defaults(launch: Launch) -> dict[str, str]:
-    return {} if launch.network else {"DMLC_NODE_HOST": LOOPBACK, "DMLC_INTERFACE": "lo"}
+    if launch.peers:
+        return {"DMLC_NODE_HOST": own_host(launch)}
+    return {} if launch.network else {"DMLC_NODE_HOST": own_host(launch), "DMLC_INTERFACE": "lo"}

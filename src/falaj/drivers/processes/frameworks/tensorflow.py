@@ -8,9 +8,12 @@ from collections.abc import Mapping, Sequence
 from falaj.drivers.processes.frameworks.process import (
     PlannedProcess,
     PortAllocator,
-    addresses,
+    own_ranks,
+    rank_addresses,
     rank_environment,
     rank_gpu_environment,
+    rank_ports,
+    world_size,
 )
 from falaj.ports.launcher import Launch
 
@@ -18,25 +21,28 @@ ROLES = ("chief", "worker", "ps")
 
 
 def processes(launch: Launch, ports: PortAllocator) -> Sequence[PlannedProcess]:
-    """Return workers, or the processes of `roles`. Parameter servers and their workers run until they are killed."""
+    """Return workers, or the processes of `roles`, which are spread over the machines in that order. Parameter servers
+    and their workers run until they are killed."""
     asked = {role: launch.roles[role] for role in ROLES if launch.roles.get(role)}
-    roles = asked or {"worker": launch.processes}
-    chosen = iter(addresses(ports(sum(roles.values()))))
+    roles = asked or {"worker": world_size(launch)}
+    chosen = iter(rank_addresses(launch, rank_ports(launch, ports)))
     cluster = {role: [next(chosen) for _ in range(count)] for role, count in roles.items()}
     tasks = [(role, index) for role, count in roles.items() for index in range(count)]
-    gpus = gpu_environments(launch, tasks)
+    own = own_ranks(launch)
+    gpus = gpu_environments(launch, [tasks[rank] for rank in own], has_servers="ps" in roles)
     return [
         PlannedProcess(
             launch.command,
             f"{role} {index}",
             {
-                **rank_environment(rank, of=len(tasks)),
-                **gpus[rank],
+                **rank_environment(launch, rank),
+                **gpus[place],
                 "TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": role, "index": index}}),
             },
             is_essential=role in essential_roles(roles),
         )
-        for rank, (role, index) in enumerate(tasks)
+        for place, rank in enumerate(own)
+        for role, index in [tasks[rank]]
     ]
 
 
@@ -47,9 +53,10 @@ def essential_roles(roles: Mapping[str, int]) -> tuple[str, ...]:
     return ("chief",) if "chief" in roles else ("worker",)
 
 
-def gpu_environments(launch: Launch, tasks: Sequence[tuple[str, int]]) -> list[dict[str, str]]:
-    """Return the GPUs of each task: divided among all tasks, or with parameter servers among the workers."""
-    has_servers = any(role == "ps" for role, _ in tasks)
+def gpu_environments(
+    launch: Launch, tasks: Sequence[tuple[str, int]], *, has_servers: bool
+) -> list[dict[str, str]]:
+    """Return the GPUs of each task here: divided among all tasks, or with parameter servers among the workers."""
     computing = [task for task in tasks if task[0] == "worker" or not has_servers]
     return [
         rank_gpu_environment(launch, computing.index(task), of=len(computing))

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from falaj.drivers.processes.frameworks.process import (
-    LOOPBACK,
     PlannedProcess,
     PortAllocator,
-    rank_environment,
-    rank_gpu_environment,
+    copies,
+    is_first_node,
+    rendezvous,
+    world_size,
 )
 from falaj.drivers.processes.frameworks.torch import split_options
 from falaj.ports.launcher import Launch
@@ -24,27 +25,13 @@ tracker.wait_for()
 
 
 def processes(launch: Launch, ports: PortAllocator) -> Sequence[PlannedProcess]:
-    (port,) = ports(1)
-    count = launch.processes
+    host, port = rendezvous(launch, ports)
+    count = str(world_size(launch))
+    shared = {"DMLC_TRACKER_URI": host, "DMLC_TRACKER_PORT": str(port), "DMLC_NUM_WORKER": count}
+    workers = copies(launch, shared, lambda rank: {"DMLC_TASK_ID": str(rank)})
+    if not is_first_node(launch):
+        return workers
     python, *rest = launch.command
     own, _ = split_options(rest)
-    shared = {
-        "DMLC_TRACKER_URI": LOOPBACK,
-        "DMLC_TRACKER_PORT": str(port),
-        "DMLC_NUM_WORKER": str(count),
-    }
-    workers = [
-        PlannedProcess(
-            launch.command,
-            f"rank {rank}",
-            {
-                **shared,
-                **rank_environment(rank, of=count),
-                **rank_gpu_environment(launch, rank, of=count),
-                "DMLC_TASK_ID": str(rank),
-            },
-        )
-        for rank in range(count)
-    ]
-    tracker = [python, *own, "-c", TRACKER, str(count), LOOPBACK, str(port)]
+    tracker = [python, *own, "-c", TRACKER, count, host, str(port)]
     return [*workers, PlannedProcess(tracker, "tracker", {"CUDA_VISIBLE_DEVICES": ""}, is_essential=False)]

@@ -123,8 +123,8 @@ class DiskPressure:
         others = [
             AttemptFolder(path) for path in self._folder.path.parent.iterdir() if path != self._folder.path
         ]
-        told = [(published_usage(other.usage), other.path.name) for other in others if other.is_locked()]
-        return all((own, self._folder.path.name) > other for other in told)
+        usages = [(published_usage(other.usage), other.path.name) for other in others if other.is_locked()]
+        return all((own, self._folder.path.name) > other for other in usages)
 
 
 def publish_usage(path: Path, size_bytes: int) -> None:

@@ -10,12 +10,14 @@ from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from falaj.drivers.processes.tree_removal import open_folder
+
 MAX_DEPTH = 200
 """The depth is limited because each folder on the path is kept open, so that no link can redirect the scan."""
 BLOCK_BYTES = 512
 MAX_SHARES = 10_000
 PAUSE_EVERY = 64
-OPEN_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_NONBLOCK
+LISTING = stat.S_IRUSR | stat.S_IXUSR
 
 
 @dataclass
@@ -117,29 +119,12 @@ def _next(entries: Iterator[os.DirEntry[str]]) -> os.DirEntry[str] | None:
 
 
 def _enter(levels: list[tuple[int, Iterator[os.DirEntry[str]]]], name: str, *, above: int | None) -> None:
-    opened = _opened(name, above)
+    opened = open_folder(name, above, needed=LISTING)  # a closed one could otherwise hide files
     try:
         levels.append((opened, os.scandir(opened)))
     except OSError:
         os.close(opened)
         raise
-
-
-def _opened(name: str, above: int | None) -> int:
-    """Open a folder, also without permissions: user code with our uid could otherwise hide files there."""
-    try:
-        opened = os.open(name, OPEN_FLAGS, dir_fd=above)
-    except PermissionError:
-        closed = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=above)
-        try:
-            os.chmod(f"/proc/self/fd/{closed}", 0o700)
-        finally:
-            os.close(closed)
-        return os.open(name, OPEN_FLAGS, dir_fd=above)
-    found = os.fstat(opened)
-    if found.st_uid == os.geteuid() and not found.st_mode & stat.S_IXUSR:
-        os.fchmod(opened, 0o700)
-    return opened
 
 
 def _leave(levels: list[tuple[int, Iterator[os.DirEntry[str]]]]) -> None:

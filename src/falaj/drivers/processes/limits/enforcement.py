@@ -16,6 +16,8 @@ from falaj.drivers.processes.limits.cgroup import (
     CgroupParent,
     find_parent,
 )
+from falaj.drivers.processes.limits.tasks import count_machine_tasks
+from falaj.records.sizes import format_size
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,15 @@ class AppliedLimits:
     group: AttemptCgroup | None = None
     processes: dict[str, int] = field(default_factory=dict)
     descriptions: tuple[str, ...] = ()
+    counted_memory_bytes: int | None = None
+    """The memory limit where no cgroup enforces it: processes are limited one by one, and counted together."""
+
+    def memory_fault(self, held_bytes: int) -> str | None:
+        """Return why the attempt must end; none if it is within its memory, or a cgroup enforces that."""
+        if self.counted_memory_bytes is None or held_bytes <= self.counted_memory_bytes:
+            return None
+        held = f"{format_size(held_bytes)} of {format_size(self.counted_memory_bytes)}"
+        return f"it used more memory than it may: {held}, shared memory included"
 
 
 def apply_limits(folder: AttemptFolder, spec: AttemptSpec, *, ranks: int, max_tasks: int) -> AppliedLimits:
@@ -37,20 +48,32 @@ def apply_limits(folder: AttemptFolder, spec: AttemptSpec, *, ranks: int, max_ta
             group = create_cgroup(folder, parent, launch.attempt, share)
             controllers = parent.controllers
     limits = dict[str, int]()
-    descriptions = [f"{name}: cgroup" for name in CONTROLLERS if name in controllers]
-    if launch.memory_bytes is not None and "memory" not in controllers:
+    amounts = {"memory": "" if launch.memory_bytes is None else f"{format_size(launch.memory_bytes)} by "}
+    descriptions = [f"{name}: {amounts.get(name, '')}cgroup" for name in CONTROLLERS if name in controllers]
+    is_counted = launch.memory_bytes is not None and "memory" not in controllers
+    if launch.memory_bytes is not None and is_counted:
         limits["RLIMIT_DATA"] = max(1, launch.memory_bytes // share.processes)
-        descriptions.append("memory: each process (RLIMIT_DATA)")
+        descriptions.append(
+            f"memory: {format_size(launch.memory_bytes)}, {format_size(limits['RLIMIT_DATA'])} for each process "
+            "(RLIMIT_DATA); shared mappings and memfd are not refused, only counted about once a second"
+        )
     if "pids" not in controllers:
         if has_own_uid(spec):
             limits["RLIMIT_NPROC"] = max_tasks
             descriptions.append("pids: its uid (RLIMIT_NPROC), and counted")
+        elif not spec.sandbox.facts.is_root:
+            # The kernel counts all tasks of the user. Counting alone loses the race against a fork bomb.
+            limits["RLIMIT_NPROC"] = count_machine_tasks(Path("/")) + 2 * max_tasks
+            descriptions.append("pids: counted, and the platform's user has a limit (RLIMIT_NPROC)")
         else:
             descriptions.append("pids: counted")
     if launch.disk_bytes is not None:
         limits["RLIMIT_FSIZE"] = launch.disk_bytes
-        descriptions.append("disk: measured, and each file (RLIMIT_FSIZE)")
-    return AppliedLimits(group, limits, tuple(descriptions))
+        descriptions.append(
+            f"disk: {format_size(launch.disk_bytes)}, measured, and for each file (RLIMIT_FSIZE)"
+        )
+    counted = launch.memory_bytes if is_counted else None
+    return AppliedLimits(group, limits, tuple(descriptions), counted)
 
 
 def create_cgroup(
@@ -75,6 +98,7 @@ def describe_enforcement(cgroup: Path | None) -> tuple[bool, str]:
     if parent is None:
         return (
             False,
-            "no cgroup (v2) is configured or delegated: memory is limited per process, and processes are counted",
+            "no cgroup (v2) is configured or delegated: memory is limited per process, and shared memory and "
+            "processes are counted",
         )
     return True, f"{', '.join(sorted(parent.controllers))} by cgroups below {parent.path}"

@@ -46,6 +46,8 @@ class ResourceMeter:
         self._reaped_before_s = reaped_cpu_s()
         self._cpu_s = self._charged_cpu_s = 0.0
         self._peak_bytes = 0
+        self.held_bytes = 0
+        """What they held at the last sample and cannot be dropped, without a cgroup: a file that is read can be."""
         self._cpu_j = self._gpu_j = 0.0
         self._pause_s = FIRST_INTERVAL_S
         self._next_at = 0.0
@@ -81,7 +83,9 @@ class ResourceMeter:
             {} if self._is_counted_by_group() else process_tree.descendants(os.getpid(), root=self._root)
         )
         self._cpu_s = max(self._cpu_s, self._cpu_now_s(processes))
-        self._peak_bytes = max(self._peak_bytes, self._memory_now_bytes(processes))
+        memory = process_tree.measure_memory(processes, root=self._root)
+        self.held_bytes = memory.held_bytes
+        self._peak_bytes = max(self._peak_bytes, self._memory_now_bytes(memory.total_bytes))
         self._charge()
 
     def _is_counted_by_group(self) -> bool:
@@ -93,14 +97,14 @@ class ResourceMeter:
         seen = reaped_cpu_s() - self._reaped_before_s + process_tree.cpu_s(processes)
         return max(seen, cgroup_cpu_s(self._group))
 
-    def _memory_now_bytes(self, processes: dict[int, process_tree.ProcessStat]) -> int:
+    def _memory_now_bytes(self, seen_bytes: int) -> int:
         if self._group is not None:
             peak = read_number(self._group / "memory.peak")  # not before Linux 5.19
             held = read_number(self._group / "memory.current") if peak is None else peak
             if held is not None:
                 return held
         largest = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * KIB
-        return max(largest, process_tree.memory_bytes(processes, root=self._root))
+        return max(largest, seen_bytes)
 
     def _charge(self) -> None:
         """Charge the attempt with energy in proportion to its part of the busy CPU time."""
@@ -120,12 +124,12 @@ class ResourceMeter:
 
 def reaped_cpu_s() -> float:
     """Return the CPU time of all reaped children of this process."""
-    told = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return told.ru_utime + told.ru_stime
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def cgroup_cpu_s(group: Path | None) -> float:
     """Return the CPU time of a cgroup; 0 where it is not counted."""
-    told = "" if group is None else read_text(group / "cpu.stat")
-    found = re.search(r"^usage_usec (\d+)$", told, re.MULTILINE)
+    text = "" if group is None else read_text(group / "cpu.stat")
+    found = re.search(r"^usage_usec (\d+)$", text, re.MULTILINE)
     return int(found[1]) / 1e6 if found else 0.0

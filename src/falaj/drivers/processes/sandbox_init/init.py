@@ -103,13 +103,20 @@ class Gang:
                 self._record_exit(rank, None, os.WTERMSIG(status))
             else:
                 self._record_exit(rank, os.WEXITSTATUS(status), None)
-        if self._ranks and not self._essential_pids():
+        if self._ranks and self._has_essential and not self._essential_pids():
             self.kill()  # parameter servers, for example, never end by themselves
 
     def _record_exit(self, rank: int, exit_code: int | None, killed_by: int | None) -> None:
-        if not self._is_essential(rank) and (exit_code == 0 or not self._essential_pids()):
+        if not self._is_essential(rank) and (
+            exit_code == 0 or (self._has_essential and not self._essential_pids())
+        ):
             return
-        if exit_code != 0 and self._tolerated_losses > 0 and self._essential_pids():
+        if (
+            exit_code != 0
+            and self._tolerated_losses > 0
+            and self._is_essential(rank)
+            and self._essential_pids()
+        ):
             self._tolerate_loss(
                 rank, f"exit code {exit_code}" if killed_by is None else f"signal {killed_by}"
             )
@@ -136,6 +143,11 @@ class Gang:
     def _is_essential(self, rank: int) -> bool:
         """Return whether the attempt runs as long as this rank does."""
         return bool(self._plan["ranks"][rank].get("is_essential", True))
+
+    @property
+    def _has_essential(self) -> bool:
+        """Whether the end of this machine decides. Else it runs until it is stopped: the end of another one decides."""
+        return any(self._is_essential(rank) for rank in range(len(self._plan["ranks"])))
 
     def _essential_pids(self) -> list[int]:
         return [pid for pid, rank in self._ranks.items() if self._is_essential(rank)]
@@ -332,9 +344,9 @@ def dump_stacks(path: str, known: dict[int, int]) -> None:
     for pid in descendants()[:MAX_STACKS]:
         rank = known.get(pid, rank_of(pid))
         who = "a process" if rank is None else f"rank {rank}"
-        told = python_stack(pid, path) if time.monotonic() < deadline else b""
+        stack = python_stack(pid, path) if time.monotonic() < deadline else b""
         header = f"[falaj: {who}, process {pid}: {command_line(pid)}]\n".encode()
-        os.write(2, b"\n" + header + (told or kernel_stack(pid)) + b"\n")
+        os.write(2, b"\n" + header + (stack or kernel_stack(pid)) + b"\n")
 
 
 def rank_of(pid: int) -> int | None:
@@ -352,14 +364,14 @@ def python_stack(pid: int, path: str) -> bytes:
     with contextlib.suppress(OSError), open(path, "rb") as file:
         file.seek(0, os.SEEK_END)
         send_signal(pid, number)
-        deadline, told = time.monotonic() + STACK_TIMEOUT_S, b""
-        while time.monotonic() < deadline and len(told) < STACK_LIMIT_BYTES:
+        deadline, stack = time.monotonic() + STACK_TIMEOUT_S, b""
+        while time.monotonic() < deadline and len(stack) < STACK_LIMIT_BYTES:
             new = file.read(STACK_LIMIT_BYTES)
-            told += new
-            if told and not new:
+            stack += new
+            if stack and not new:
                 break
             time.sleep(0.03)
-        return told
+        return stack
     return b""
 
 
@@ -374,11 +386,11 @@ def has_handler(pid: int, number: int) -> bool:
 
 def kernel_stack(pid: int) -> bytes:
     """Return the kernel's view of a process that cannot dump its stack."""
-    told = b""
+    stack = b""
     for name in ("wchan", "stack"):
         with contextlib.suppress(OSError), open(f"/proc/{pid}/{name}", "rb") as file:
-            told += b"  " + name.encode() + b": " + file.read(4096).strip() + b"\n"
-    return told or b"  (unknown)\n"
+            stack += b"  " + name.encode() + b": " + file.read(4096).strip() + b"\n"
+    return stack or b"  (unknown)\n"
 
 
 def command_line(pid: int) -> str:

@@ -8,19 +8,22 @@ import os
 import select
 import selectors
 import signal
+import socket
 import subprocess
+import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from falaj.drivers.processes import attempt_lease
 from falaj.drivers.processes.attempt_folder import AttemptFolder, create_marker, read_json, write_json
 from falaj.drivers.processes.attempt_spec import AttemptSpec
 from falaj.drivers.processes.diagnosis import heartbeats
 from falaj.drivers.processes.diagnosis.reasons import AttemptOutcome, explain_failure
 from falaj.drivers.processes.limits.enforcement import AppliedLimits, apply_limits
-from falaj.drivers.processes.limits.watchdog import AttemptWatchdog
+from falaj.drivers.processes.limits.watchdog import AttemptWatchdog, WatchdogAlarm
 from falaj.drivers.processes.metering.meter import ResourceMeter
 from falaj.drivers.processes.nsys import under_nsys
 from falaj.drivers.processes.sandbox_init import init
@@ -31,14 +34,17 @@ from falaj.drivers.processes.supervisor.secret_mask import SecretMask
 from falaj.drivers.processes.supervisor.termination import StopAction, Termination
 from falaj.drivers.processes.tree_removal import remove_tree
 from falaj.drivers.sandbox import landlock, sandbox_for
-from falaj.ports.boot import boot_identity
-from falaj.ports.launcher import AttemptUsage
+from falaj.ports.boot import boot_identity, boot_seconds
+from falaj.ports.launcher import FENCE_GRACE_S, AttemptUsage
 
 TICK_S = 0.1
 SHORT_TICK_S = 0.005
 DRAIN_S = 5.0
 FULL_DISK_RETRIES = 60
 CHUNK_BYTES = 1 << 20
+PEERS_TIMEOUT_S = 1800.0
+"""How long the names of the other nodes may take to be known."""
+PEERS_PAUSE_S = 0.5
 STACK_DUMP_S = 5.0
 STACKS_LIMIT_BYTES = 1 << 20
 """The most output that is kept after a hang was detected: the stacks."""
@@ -74,15 +80,16 @@ def supervise(folder: AttemptFolder, secrets: Mapping[str, str]) -> None:
         "used": asdict(attempt.close()),
         "limits": attempt.limits.descriptions,
         "stopped": ended.cause == "stopped",
+        "fenced": ended.cause == "fenced",
     }
     write_result(folder.ended, result)
 
 
 def user_message(error: Exception) -> str:
     """Return the message of an expected error. Raise a bug again: the attempt is lost then."""
-    from falaj.errors import FalajError  # imported late: it loads pydantic, which would delay every start
-
-    if isinstance(error, (FalajError, OSError)):
+    # Not imported, since it loads pydantic, which a pod need not have. Without it there is no such error.
+    errors = sys.modules.get("falaj.errors")
+    if isinstance(error, OSError) or (errors is not None and isinstance(error, errors.FalajError)):
         return str(error)
     raise error
 
@@ -115,6 +122,10 @@ class AttemptSupervisor:
     def run(self) -> AttemptOutcome:
         now, timeout_s = time.monotonic(), self._launch.timeout_s
         self._termination = Termination(None if timeout_s is None else now + timeout_s, self._launch.grace_s)
+        if self._is_fenced():
+            return AttemptOutcome(cause="fenced", signal=signal.SIGKILL)
+        if self._launch.peers and (ended := self._find_peers()) is not None:
+            return ended
         self._channel = InitChannel(self._launch.directory)
         self._watchdog = AttemptWatchdog(self._folder, self._spec, now=now)
         reading, writing = open_output_pipe()
@@ -154,6 +165,28 @@ class AttemptSupervisor:
             with contextlib.suppress(OSError):
                 remove_tree(path)
         return used
+
+    def _find_peers(self) -> AttemptOutcome | None:
+        """Replace the names of the nodes by their addresses, as soon as all are known: a node may start late, and some
+        frameworks neither wait for a name nor take one. Return the outcome if it ends before that."""
+        peers, deadline = self._launch.peers, time.monotonic() + PEERS_TIMEOUT_S
+        known = resolve_names(peers)
+        while missing := [name for name in peers if name not in known]:
+            self._see_stop()
+            if self._termination.due(time.monotonic()) is not None:
+                return AttemptOutcome(cause=self._termination.cause, signal=signal.SIGTERM)
+            if self._is_fenced():
+                return AttemptOutcome(cause="fenced", signal=signal.SIGKILL)
+            if time.monotonic() > deadline:
+                who = f"{len(missing)} of {len(peers)} nodes are unknown, {missing[0]} among them"
+                return AttemptOutcome(
+                    refused=f"{who}: their names have no address after {PEERS_TIMEOUT_S:.0f} s"
+                )
+            time.sleep(PEERS_PAUSE_S)
+            known |= resolve_names(missing)
+        self._launch = replace(self._launch, peers=tuple(known[name] for name in peers))
+        self._spec = replace(self._spec, launch=self._launch)
+        return None
 
     def _start(self, writing: int) -> subprocess.Popen[bytes]:
         sandbox, max_tasks = self._spec.sandbox, self._watchdog.max_tasks
@@ -214,7 +247,7 @@ class AttemptSupervisor:
         if self._termination.cause is not None or not self._channel.is_connected:
             return
         now = time.monotonic()
-        alarm = self._watchdog.check(now)
+        alarm = self._watchdog.check(now) or self._look_at_memory()
         if alarm is None:
             return
         grace_s = self._launch.grace_s
@@ -223,8 +256,20 @@ class AttemptSupervisor:
             grace_s += STACK_DUMP_S
         self._termination.request(alarm.cause, grace_s=grace_s, now=now, why=alarm.why)
 
+    def _look_at_memory(self) -> WatchdogAlarm | None:
+        """Return an alarm if the processes together held too much when the meter took its last sample."""
+        fault = None if self._meter is None else self.limits.memory_fault(self._meter.held_bytes)
+        return None if fault is None else WatchdogAlarm("fault", fault)
+
+    def _is_fenced(self) -> bool:
+        """Return whether the lease of the attempts of this home has run out."""
+        lease = self._spec.lease
+        return lease is not None and attempt_lease.is_over(lease, boot_seconds())
+
     def _enforce(self, process: subprocess.Popen[bytes]) -> None:
         self._see_stop()
+        if self._termination.cause != "fenced" and self._is_fenced():
+            self._termination.request("fenced", grace_s=FENCE_GRACE_S, now=time.monotonic())
         action = self._termination.due(time.monotonic())
         if action is None or action == self._last:
             return
@@ -257,7 +302,7 @@ class AttemptSupervisor:
             ended.signal = -returncode
         else:
             ended.exit_code, ended.began = returncode, False
-        if ended.cause in ("timeout", "hung", "fault") and ended.exit_code == 0:
+        if ended.cause in ("timeout", "hung", "fault", "fenced") and ended.exit_code == 0:
             ended.exit_code, ended.signal = (
                 None,
                 signal.SIGTERM,
@@ -271,6 +316,15 @@ class AttemptSupervisor:
             ended.killed_for_memory = self.limits.group.oom_killed()
             ended.refused_tasks = self.limits.group.refused_tasks()
         return ended
+
+
+def resolve_names(names: Iterable[str]) -> dict[str, str]:
+    """Return the address of each name that has one by now; addresses stay what they are."""
+    found = {}
+    for name in names:
+        with contextlib.suppress(OSError, UnicodeError):
+            found[name] = str(socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0])
+    return found
 
 
 def open_output_pipe() -> tuple[int, int]:

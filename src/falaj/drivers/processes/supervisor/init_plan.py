@@ -36,7 +36,7 @@ def build_user_code(
         "socket": SOCKET,
         "folder": str(directory / "code"),
         "ranks": list(ranks),
-        "is_launcher": len(ranks) < launch.processes,
+        "is_launcher": len(ranks) < launch.processes or launch.node_rank > 0,
         "is_limited": limits.group is not None,
         "limits": limits.processes,
         "heartbeat": str(directory / heartbeats.FOLDER),
@@ -52,7 +52,7 @@ def build_user_code(
         environment=build_environment(launch),
         readable=[*launch.readable, *gpu_folders(launch), *nsys_folders(spec.nsys)],
         hidden=[*launch.hidden, control],
-        network=launch.network,
+        network=launch.network or bool(launch.peers),
         loopback=launch.processes > 1 or launch.framework != "plain",
         devices=gpu_devices(launch),
         # Limits of processes do not count a file system in memory.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-StopCause = Literal["stopped", "timeout", "hung", "fault"]
+StopCause = Literal["stopped", "timeout", "hung", "fault", "fenced"]
 StopAction = Literal["term", "kill", "tear down"]
 
 TEARDOWN_DELAY_S = 2.0

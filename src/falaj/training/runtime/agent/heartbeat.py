@@ -46,8 +46,8 @@ class Heartbeat:
 
 def rank_heartbeat() -> Heartbeat:
     """Return the heartbeat of this rank."""
-    told = (os.environ.get(name) for name in RANKS)
-    return Heartbeat(next((rank for rank in told if rank), "0"))
+    given = (os.environ.get(name) for name in RANKS)
+    return Heartbeat(next((rank for rank in given if rank), "0"))
 
 
 def beat_for_job() -> None:

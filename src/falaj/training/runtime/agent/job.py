@@ -33,18 +33,17 @@ SEND_AT = 500
 class JobInputs(Mapping[str, Path]):
     """The inputs by their names in the job: each a file, or a folder of files."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, *, what: str = "input", option: str = "--dataset {}=REFERENCE") -> None:
+        self._folder, self._what, self._option = folder, what, option
 
     def __getitem__(self, name: str) -> Path:
         whole = self._folder / name
         found = whole if whole.exists() else self._found().get(name)
         if found is None:
             known = ", ".join(self._found()) or "none"
-            fault = TrainingFault(
-                f"inputs[{name!r}]", allowed=known, fix=f"falaj train … --dataset {name}=REFERENCE"
-            )
-            raise InvalidTraining(f"there is no input {name!r} in {self._folder}", faults=[fault])
+            fix = f"falaj train … {self._option.format(name)}"
+            fault = TrainingFault(f"{self._what}s[{name!r}]", allowed=known, fix=fix)
+            raise InvalidTraining(f"there is no {self._what} {name!r} in {self._folder}", faults=[fault])
         return found
 
     def __iter__(self) -> Iterator[str]:
@@ -83,6 +82,12 @@ class JobContext:
     def inputs(self) -> JobInputs:
         """The inputs by their names in the job, each a path."""
         return JobInputs(Path(os.environ.get("FALAJ_INPUTS", "inputs")))
+
+    @property
+    def volumes(self) -> JobInputs:
+        """The volumes that the job asked for, by their names, each a folder."""
+        folder = Path(os.environ.get("FALAJ_VOLUMES", "volumes"))
+        return JobInputs(folder, what="volume", option="--volume {}")
 
     @property
     def outputs(self) -> Path:

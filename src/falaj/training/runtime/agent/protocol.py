@@ -1,4 +1,7 @@
-"""The agent protocol over a Unix socket: length-prefixed JSON, followed by a body of bytes.
+"""The agent protocol over a Unix socket or TLS: length-prefixed JSON, followed by a body of bytes.
+
+FALAJ_AGENT is the path of a socket, or tls://HOST:PORT where the processes run on another machine than the platform;
+FALAJ_AGENT_CERTIFICATE then names a file with the one certificate that the platform may present.
 
 A frame is the length of its JSON (4 bytes, big-endian), the JSON object, and as many bytes as its member `body` says.
 A request is `{"call": …, …}`; a response is `{"result": …}` or `{"error": code, "message": …}`. A call without a
@@ -15,7 +18,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol, Self
@@ -26,6 +29,7 @@ from falaj.training.runtime.checkpointing.storage.remote import RemoteCheckpoint
 from falaj.training.runtime.checkpointing.storage.store import Bytes, CheckpointStore, Retention, SaveId
 from falaj.training.runtime.errors import (
     AgentLost,
+    AgentRefused,
     CheckpointDamaged,
     CheckpointFailed,
     InvalidTraining,
@@ -36,6 +40,15 @@ MAX_JSON_BYTES = 1 << 20
 METRICS_PER_CALL = 5_000  # stays below MAX_JSON_BYTES
 RECONNECT_TIMEOUT_S = 60.0
 """Seconds that a run waits for an agent to return: a platform that restarts is back by then."""
+REMOTE_RECONNECT_TIMEOUT_S = 600.0
+"""As long, where the platform is on another machine: the lease of the attempt ends it before that."""
+SECRET_VARIABLE = "FALAJ_AGENT_SECRET"
+"""Has the secret of the attempt, which tells its processes from those of other jobs with the same uid."""
+CERTIFICATE_VARIABLE = "FALAJ_AGENT_CERTIFICATE"
+TLS_SCHEME = "tls://"
+CONNECT_TIMEOUT_S = 10.0
+LONGEST_PAUSE_S = 1.0
+KEEP_ALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 60_000}
 MAX_ADDRESS_BYTES = 100  # the kernel takes 107 bytes
 LOSS_FORMAT = struct.Struct("<qd")
 """Format of the loss of a step in the body of a response."""
@@ -54,7 +67,7 @@ class Stream(Protocol):
 class SocketAgent:
     """The agent that the platform started beside the run, at the other end of `stream`.
 
-    With a `path` the connection is opened again when it is lost.
+    With a `path`, which may be tls://HOST:PORT, the connection is opened again when it is lost.
     """
 
     def __init__(
@@ -96,16 +109,17 @@ class SocketAgent:
         """Open a store on a connection of its own, so that a long part does not delay other calls."""
         if self._path is None:
             return RemoteCheckpoints(self, is_shared=True)
-        return RemoteCheckpoints(self.connect(self._path, patience_s=self._patience_s), is_shared=False)
+        own = self.connect(self._path, patience_s=self._patience_s)
+        return RemoteCheckpoints(own, is_shared=False, is_remote=self._path.startswith(TLS_SCHEME))
 
     def close(self) -> None:
         self._stream.close()
 
-    def call(self, name: str, body: Sequence[Bytes] = (), **values: Any) -> tuple[Any, bytearray]:
-        """Return the result of a call, and the body of the response."""
+    def call(self, name: str, body: Iterable[Bytes] = (), **values: Any) -> tuple[Any, bytearray]:
+        """Return the result of a call, and the body of the response. `body` is iterated over more than once."""
         with self._turn:
             head, data = self._answered(name, body, values)
-        for known in (CheckpointDamaged, CheckpointFailed, InvalidTraining):
+        for known in (AgentRefused, CheckpointDamaged, CheckpointFailed, InvalidTraining):
             if head.get("error") == known.code:
                 raise known(head["message"])
         if "error" in head:
@@ -113,7 +127,7 @@ class SocketAgent:
         return head["result"], data
 
     def _answered(
-        self, name: str, body: Sequence[Bytes], values: Mapping[str, Any]
+        self, name: str, body: Iterable[Bytes], values: Mapping[str, Any]
     ) -> tuple[dict[str, Any], bytearray]:
         went_away: float | None = None
         while True:
@@ -130,7 +144,7 @@ class SocketAgent:
                     self._stream.close()
                 self._stream = open_stream(self._path, patience_s=left)
 
-    def _ask(self, call: dict[str, Any], body: Sequence[Bytes]) -> tuple[dict[str, Any], bytearray]:
+    def _ask(self, call: dict[str, Any], body: Iterable[Bytes]) -> tuple[dict[str, Any], bytearray]:
         send(self._stream, call, body)
         answer = receive(self._stream)
         if answer is None:
@@ -140,27 +154,99 @@ class SocketAgent:
 
 def open_stream(path: str, *, patience_s: float) -> Stream:
     """Connect to the agent at `path`, and wait for one that does not accept connections yet."""
-    deadline = time.monotonic() + patience_s
+    deadline, pause_s = time.monotonic() + patience_s, 0.05
     while True:
         try:
-            with _connected(Path(path)) as connection:  # the stream keeps it open
-                return connection.makefile("rwb")
-        except (ConnectionRefusedError, BlockingIOError) as error:
-            if time.monotonic() >= deadline:
-                raise AgentLost(f"no agent answers at {path}: {error}") from error
-            time.sleep(0.05)
+            with _connected(path) as connection:  # the stream keeps it open
+                stream = _introduced(connection.makefile("rwb"))
+                connection.settimeout(None)
+                return stream
         except OSError as error:
-            raise AgentLost(f"no agent answers at {path}: {error}") from error
+            if not _may_answer_later(path, error) or time.monotonic() >= deadline:
+                raise AgentLost(f"no agent answers at {path}: {error}") from error
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S) if path.startswith(TLS_SCHEME) else pause_s
 
 
-def _connected(path: Path) -> socket.socket:
+def _may_answer_later(path: str, error: OSError) -> bool:
+    if path.startswith(
+        TLS_SCHEME
+    ):  # names that are not resolved yet, and routes that are not there yet, included
+        return not isinstance(error, _OtherCertificate | FileNotFoundError)
+    return isinstance(error, ConnectionError | BlockingIOError)
+
+
+def _introduced(stream: Stream) -> Stream:
+    """Present the secret of the attempt, without which an agent of the platform answers nothing."""
+    secret = os.environ.get(SECRET_VARIABLE)
+    if secret:
+        try:
+            send(stream, {"call": "hello", "secret": secret, "attempt": _attempt()})
+            answer = receive(stream)
+            if answer is None:
+                raise ConnectionResetError("the agent closed the connection")
+            if "error" in answer[0]:
+                raise AgentRefused(str(answer[0].get("message")))
+        except BaseException:
+            stream.close()
+            raise
+    return stream
+
+
+def _attempt() -> str:
+    """Return the name of the attempt that this process belongs to."""
+    return f"{os.environ.get('FALAJ_JOB', '')}/{os.environ.get('FALAJ_ATTEMPT', '')}"
+
+
+def _connected(path: str) -> socket.socket:
+    if path.startswith(TLS_SCHEME):
+        return _connected_over_tls(path.removeprefix(TLS_SCHEME), os.environ.get(CERTIFICATE_VARIABLE, ""))
     connection = socket.socket(socket.AF_UNIX)
     try:
-        with_short_address(path, connection.connect)
+        with_short_address(Path(path), connection.connect)
     except BaseException:
         connection.close()
         raise
     return connection
+
+
+class _OtherCertificate(OSError):
+    """The peer is not the platform, or its certificate was replaced."""
+
+
+def _connected_over_tls(address: str, certificate: str) -> socket.socket:
+    """Connect to HOST:PORT, whose certificate must be the one in the file `certificate`."""
+    import ssl  # only where the platform is on another machine
+
+    host, _, port = address.rpartition(":")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname = False  # the certificate itself is compared
+    context.load_verify_locations(certificate)
+    pinned = ssl.PEM_cert_to_DER_cert(Path(certificate).read_text())
+    connection = socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_TIMEOUT_S)
+    try:
+        keep_alive(connection)
+        wrapped = context.wrap_socket(connection)
+    except ssl.SSLCertVerificationError as error:
+        connection.close()
+        raise _OtherCertificate(f"{address} presents another certificate: {error.reason}") from error
+    except BaseException:
+        connection.close()
+        raise
+    if wrapped.getpeercert(binary_form=True) != pinned:
+        wrapped.close()
+        raise _OtherCertificate(f"{address} presents another certificate")
+    return wrapped
+
+
+def keep_alive(connection: socket.socket) -> None:
+    """Let a connection fail within a minute after its peer has vanished without a word."""
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in KEEP_ALIVE.items():
+        if hasattr(socket, name):  # Linux
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def with_short_address(path: Path, use: Callable[[str], object]) -> None:
@@ -239,7 +325,7 @@ def _keep(store: CheckpointStore, head: dict[str, Any], body: bytearray) -> tupl
     return None, b""
 
 
-def send(stream: Stream, head: dict[str, Any], body: Sequence[Bytes] = ()) -> None:
+def send(stream: Stream, head: dict[str, Any], body: Iterable[Bytes] = ()) -> None:
     """Write one frame."""
     send_head(stream, head, sum(len(part) for part in body))
     for part in body:
@@ -270,14 +356,14 @@ def receive_head(stream: Stream) -> dict[str, Any] | None:
     return None if text is None else parse_head(text)
 
 
-def receive_text(stream: Stream) -> bytes | None:
+def receive_text(stream: Stream, *, limit: int = MAX_JSON_BYTES) -> bytes | None:
     """Return the JSON of the next frame unparsed: the parsed value may be many times as large."""
     prefix = stream.read(4)
     if not prefix:
         return None
     size = int.from_bytes(prefix, "big")
-    if len(prefix) < 4 or size > MAX_JSON_BYTES:
-        raise ValueError(f"a frame of {size} bytes; at most {MAX_JSON_BYTES}")
+    if len(prefix) < 4 or size > limit:
+        raise ValueError(f"a frame of {size} bytes; at most {limit}")
     return stream.read(size)
 
 
@@ -292,6 +378,11 @@ def parse_head(text: bytes) -> dict[str, Any]:
 
 
 def platform_agent() -> SocketAgent | None:
-    """Return the agent whose socket is named in FALAJ_AGENT; None without one."""
+    """Return the agent whose socket or address is named in FALAJ_AGENT; None without one."""
     path = os.environ.get("FALAJ_AGENT")
-    return SocketAgent.connect(path) if path else None
+    if not path:
+        return None
+    is_remote = path.startswith(TLS_SCHEME)
+    return SocketAgent.connect(
+        path, patience_s=REMOTE_RECONNECT_TIMEOUT_S if is_remote else RECONNECT_TIMEOUT_S
+    )

@@ -13,7 +13,9 @@ Facts = Mapping[str, int | str | bool]
 
 ANOTHER_RUN = 'another run="…" to start again'
 ADDRESSING = ("seed", "batch_size", "samples", "drop_last")
-"""Facts that define the samples of a step; a run cannot resume with others."""
+"""Facts that define the samples of a step; a run cannot resume with others. `shuffle` is one, too."""
+SHUFFLED: Facts = {"shuffle": True}
+"""What older checkpoints and certificates do not say."""
 
 
 @dataclass(frozen=True)
@@ -80,11 +82,12 @@ def with_last_fix(faults: Sequence[TrainingFault], fix: str) -> list[TrainingFau
 
 def compare_facts(then: Facts, now: Facts) -> list[str]:
     """Return descriptions of changed facts; raise CheckpointMismatch if the batches would change."""
+    then = {**SHUFFLED, **then}
     changed = [name for name in now if then.get(name) != now[name]]
     faults = [
         TrainingFault(name, now[name], str(then.get(name)), fix_of(name, then.get(name)))
         for name in changed
-        if name in ADDRESSING
+        if name in (*ADDRESSING, *SHUFFLED)
     ]
     if faults:
         raise CheckpointMismatch(

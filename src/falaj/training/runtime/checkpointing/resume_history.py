@@ -63,8 +63,8 @@ class ResumeHistory:
         self.unread = tuple(past.unread)
         if self.unread:
             self.notify(f"{', '.join(self.unread)} could not be read; skipped in the comparison")
-        told = filter(None, map(parse_resume, past.resumes))
-        self.resumes = sorted(told, key=lambda each: each.at)
+        parsed = filter(None, map(parse_resume, past.resumes))
+        self.resumes = sorted(parsed, key=lambda each: each.at)
         logged = defaultdict(list)
         for step, loss in past.losses:
             if math.isfinite(loss):

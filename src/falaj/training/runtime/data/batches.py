@@ -11,12 +11,16 @@ from torch import Tensor
 from falaj.training.runtime.errors import InvalidTraining, TrainingFault
 from falaj.training.runtime.step.rng import derive_seed
 
+SORTED_ON_GPU = (1 << 15, 1 << 27)
+"""The least and most samples that are ordered on a GPU in use: a million in 2 ms, instead of 13 on 16 cores."""
+
 
 @dataclass(frozen=True)
 class BatchPlan:
     """The global batches of a run. Steps count from 1.
 
-    Each epoch is a permutation of all samples, split into batches in order: no sample is lost or repeated.
+    Each epoch is a permutation of all samples, split into batches in order: no sample is lost or repeated. Without
+    `shuffle` it is their own order.
     The last batch of an epoch is shorter if `batch_size` does not divide the number of samples; with `drop_last` it
     is dropped, and its samples (others in each epoch) are not used in that epoch.
     """
@@ -25,6 +29,7 @@ class BatchPlan:
     batch_size: int
     seed: int
     drop_last: bool = False
+    shuffle: bool = True
 
     def __post_init__(self) -> None:
         if self.samples < max(1, self.batch_size):
@@ -48,7 +53,8 @@ class BatchPlan:
         """Return the samples of `step` as an int64 vector on the CPU."""
         epoch, place = divmod(step - 1, self.steps_per_epoch)
         start = place * self.batch_size
-        return permutation(self.samples, self.seed, epoch)[start : start + self.batch_size]
+        order = permutation(self.samples, self.seed, epoch) if self.shuffle else own_order(self.samples)
+        return order[start : start + self.batch_size]
 
     def samples_until(self, step: int) -> int:
         """Return the number of samples in steps 1 to `step`, with repetitions."""
@@ -60,8 +66,29 @@ class BatchPlan:
 @lru_cache(maxsize=2)
 def permutation(samples: int, seed: int, epoch: int) -> Tensor:
     """Return the order of an epoch: positions sorted by SplitMix64 numbers, independent of the version of torch."""
-    counter = torch.arange(samples, dtype=torch.int64) * _GAMMA + derive_seed(b"batches", seed, epoch)
-    return torch.argsort(_mix(counter), stable=True)
+    if SORTED_ON_GPU[0] <= samples <= SORTED_ON_GPU[1] and is_gpu_in_use():
+        try:
+            return sorted_positions(samples, seed, epoch, device="cuda").cpu()
+        except torch.OutOfMemoryError:
+            torch.cuda.empty_cache()
+    return sorted_positions(samples, seed, epoch, device="cpu")
+
+
+def sorted_positions(samples: int, seed: int, epoch: int, *, device: str) -> Tensor:
+    """Return positions in the order of their numbers, which all differ: so it is the same on every device."""
+    places = torch.arange(samples, dtype=torch.int64, device=device)
+    return torch.argsort(_mix(places * _GAMMA + derive_seed(b"batches", seed, epoch)), stable=True)
+
+
+def is_gpu_in_use() -> bool:
+    """Return whether this process computes on a GPU, and may use it now."""
+    return torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing()  # type: ignore[no-untyped-call]
+
+
+@lru_cache(maxsize=2)
+def own_order(samples: int) -> Tensor:
+    """Return the order of an epoch that is not shuffled."""
+    return torch.arange(samples, dtype=torch.int64)
 
 
 def _mix(numbers: Tensor) -> Tensor:

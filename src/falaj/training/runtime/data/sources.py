@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias, cast
+from typing import Any, NamedTuple, Protocol, TypeAlias, cast
 
 import torch
 from torch import Tensor
-from torch.utils.data import TensorDataset, default_collate
+from torch.utils.data import DataLoader, TensorDataset, default_collate
 
+from falaj.training.runtime.data.arrays import is_array, is_frame, is_mapped, is_series, to_columns
 from falaj.training.runtime.data.errors import ragged_batch, unreadable_sample, unusable_data
+from falaj.training.runtime.data.torch_loaders import loader_collate, loader_dataset
 from falaj.training.runtime.errors import TrainingError
 from falaj.training.runtime.step.out_of_memory import is_out_of_memory
 from falaj.training.runtime.step.rng import seed_everything
@@ -33,8 +35,27 @@ class Tabular(Protocol):
     def schema(self) -> Any: ...
 
 
-Data: TypeAlias = Tensor | tuple[Tensor, ...] | Mapping[str, Tensor] | Dataset | Tabular | str | Path
-"""Tensors; a dataset; or a table: of pyarrow, or the path of a Parquet or Arrow file or folder."""
+class DataFrame(Protocol):
+    """A data frame of pandas or polars, or another with columns and an Arrow stream."""
+
+    @property
+    def columns(self) -> Any: ...
+
+
+class Array(Protocol):
+    """A NumPy array."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def dtype(self) -> Any: ...
+
+
+Columns: TypeAlias = Tensor | Array | DataFrame
+Data: TypeAlias = (
+    Columns | tuple[Columns, ...] | Mapping[str, Columns] | Dataset | DataLoader[Any] | Tabular | str | Path
+)
+"""Tensors or arrays; a dataset or a DataLoader; or a table: a frame, of pyarrow, or the path of a file or folder."""
 
 
 class SampleSource(Protocol):
@@ -53,33 +74,113 @@ def open_data(
     inputs: Sequence[str] | None = None,
     target: str | Sequence[str] | None = None,
 ) -> SampleSource:
-    """Return `data` as a source. Tensors are columns; a list is a dataset; `inputs` and `target` name table columns."""
+    """Return `data` as a source. Tensors and arrays are columns; a list is a dataset.
+
+    `inputs` and `target` name columns of a table, or values of a dict.
+    """
     if isinstance(data, TensorSource | DatasetSource):
         return data
     if is_table(data):
         from falaj.training.runtime.data.arrow.tables import open_table
 
         return open_table(data, inputs=inputs, target=target, where=where)
-    if inputs is not None or target is not None:
-        given = ", ".join(f"{n}={v!r}" for n, v in (("inputs", inputs), ("target", target)) if v is not None)
-        allowed = "only for a table, whose columns have names; of a tuple, the last member is the target"
-        raise unusable_data(where, f"a {type(data).__name__}, with {given}", allowed)
+    named = None if inputs is None and target is None else NamedValues(inputs, target, where != "evaluate")
+    if isinstance(data, DataLoader):
+        found, collate = loader_dataset(data, where=where), loader_collate(data)
+        if not isinstance(found, TensorDataset) or collate is not None:
+            return open_dataset(
+                found, where=where, named=named, collate=collate, worker_init=data.worker_init_fn
+            )
+        data = found
     if isinstance(data, TensorDataset):
         data = data.tensors
-    if isinstance(data, Tensor | tuple | Mapping):
-        return TensorSource(data, where=where)
+    if isinstance(data, Tensor | tuple | Mapping) or is_array(data) or is_series(data):
+        columns, mapped = to_columns(data, where=where), is_mapped(data)
+        if named is not None:
+            columns = named.split(columns, where=where)
+        return TensorSource(columns, where=where, mapped=mapped)
+    return open_dataset(data, where=where, named=named)
+
+
+def open_dataset(
+    data: Any,
+    *,
+    where: str,
+    named: NamedValues | None,
+    collate: Callable[[list[Any]], Batch] | None = None,
+    worker_init: Callable[[int], None] | None = None,
+) -> DatasetSource:
+    """Return a map-style dataset as a source."""
     if not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
         allowed = "tensors, or a dataset with __len__ and __getitem__: steps read samples by index"
         raise unusable_data(where, type(data).__name__, allowed)
     dataset = cast(Dataset, data)
     if len(dataset) == 0:
         raise unusable_data(where, "no samples", "at least one sample")
-    return DatasetSource(dataset)
+    if named is not None and collate is None:
+        named.check(dataset, where=where)
+    return DatasetSource(dataset, collate=collate, named=named, worker_init=worker_init)
 
 
 def is_table(data: object) -> bool:
-    """Return whether `data` is an Arrow object or a path, without importing pyarrow."""
-    return isinstance(data, str | Path) or type(data).__module__.partition(".")[0] == "pyarrow"
+    """Return whether `data` is a data frame, an Arrow object or a path, without importing pyarrow."""
+    of_arrow = type(data).__module__.partition(".")[0] == "pyarrow"
+    return isinstance(data, str | Path) or of_arrow or is_frame(data)
+
+
+def is_named_data(data: object) -> bool:
+    """Return whether `inputs` and `target` may name parts of `data`: of a table, a dict, or samples that are dicts."""
+    if data is None or isinstance(data, Tensor | tuple | TensorDataset | TensorSource | DatasetSource):
+        return False
+    return is_table(data) or is_sampled(data)
+
+
+def is_sampled(data: object) -> bool:
+    """Return whether `data` is a DataLoader, or has samples by index."""
+    has_samples = hasattr(data, "__len__") and hasattr(data, "__getitem__")
+    return isinstance(data, DataLoader) or (has_samples and not is_array(data) and not isinstance(data, str))
+
+
+class NamedValues(NamedTuple):
+    """The values of a dict that are the model's inputs, and those that are the target of the loss."""
+
+    inputs: Sequence[str] | None
+    target: str | Sequence[str] | None
+    is_required: bool = True
+    """Whether a tuple is refused; data to evaluate may be tuples where the training data is a table."""
+
+    def split(self, batch: Batch, *, where: str = "data") -> Batch:
+        """Return a dict as (inputs, target): a value by itself if it is the only one, several as a dict."""
+        targets = (self.target,) if isinstance(self.target, str) else tuple(self.target or ())
+        if not isinstance(batch, Mapping):
+            if isinstance(batch, tuple) and not self.is_required:
+                return batch
+            named = (("inputs", self.inputs), ("target", self.target))
+            given = ", ".join(f"{name}={value!r}" for name, value in named if value is not None)
+            allowed = "only for a table or a dict, whose values have names; of a tuple, the last member is the target"
+            raise unusable_data(where, f"a {type(batch).__name__}, with {given}", allowed)
+        wanted = [name for name in batch if name not in targets] if self.inputs is None else list(self.inputs)
+        if missing := [name for name in (*wanted, *targets) if name not in batch]:
+            raise unusable_data(
+                where, f"no value {', '.join(map(str, missing))}", f"names of {', '.join(map(str, batch))}"
+            )
+        if not wanted:
+            raise unusable_data(where, "only the target", "at least one value beside the target")
+        if not targets:
+            return _only_or_all(batch, wanted)
+        return _only_or_all(batch, wanted), _only_or_all(batch, targets)
+
+    def check(self, dataset: Dataset, *, where: str) -> None:
+        """Raise InvalidTraining if the samples of `dataset` do not have these names."""
+        try:
+            sample = dataset[0]
+        except Exception:  # the run will name the sample
+            return
+        self.split(tuple(sample) if isinstance(sample, list) else sample, where=where)
+
+
+def _only_or_all(batch: Mapping[str, Any], names: Sequence[str]) -> Any:
+    return batch[names[0]] if len(names) == 1 else {name: batch[name] for name in names}
 
 
 class TensorSource:
@@ -87,15 +188,16 @@ class TensorSource:
 
     def __init__(
         self,
-        columns: Tensor | tuple[Tensor, ...] | Mapping[str, Tensor],
+        columns: Batch,
         *,
         where: str,
         mapped: bool = False,
     ) -> None:
         """`mapped`: the tensors are memory-mapped files, and reads may be slow."""
-        self._columns, self.mapped = columns, mapped
+        self.columns, self.mapped = columns, mapped
         self._len = _rows(columns, where=where)
         self.device = device_of(columns)
+        self._is_flat = isinstance(columns, tuple) and all(isinstance(each, Tensor) for each in columns)
 
     def __len__(self) -> int:
         return self._len
@@ -103,25 +205,25 @@ class TensorSource:
     @property
     def size_bytes(self) -> int:
         sizes: list[int] = []
-        map_tensors(self._columns, lambda column: sizes.append(column.nbytes) or column)  # type: ignore[func-returns-value]
+        map_tensors(self.columns, lambda column: sizes.append(column.nbytes) or column)  # type: ignore[func-returns-value]
         return sum(sizes)
 
     def on(self, device: torch.device) -> TensorSource:
         """Return the same columns on `device`."""
-        return TensorSource(map_tensors(self._columns, lambda column: column.to(device)), where="data")
+        return TensorSource(map_tensors(self.columns, lambda column: column.to(device)), where="data")
 
     def thinned(self, most: int) -> TensorSource:
         """Return at most `most` samples, evenly spaced."""
         stride = -(-len(self) // most)
         return TensorSource(
-            map_tensors(self._columns, lambda column: column[::stride].contiguous()), where="data"
+            map_tensors(self.columns, lambda column: column[::stride].contiguous()), where="data"
         )
 
     def read(self, indices: Tensor, *, seed: int) -> Batch:
-        columns = self._columns
+        columns = self.columns
         if self.device.type != "cpu":
             indices = indices.to(self.device, non_blocking=True)
-        if isinstance(columns, tuple):
+        if self._is_flat:  # the usual case, in a few microseconds
             return tuple([column.index_select(0, indices) for column in columns])
         return map_tensors(columns, lambda column: column.index_select(0, indices))
 
@@ -129,11 +231,20 @@ class TensorSource:
 class DatasetSource:
     """A map-style dataset."""
 
-    def __init__(self, dataset: Dataset) -> None:
-        self.dataset = dataset
+    def __init__(
+        self,
+        dataset: Dataset,
+        *,
+        collate: Callable[[list[Any]], Batch] | None = None,
+        named: NamedValues | None = None,
+        worker_init: Callable[[int], None] | None = None,
+    ) -> None:
+        """`collate`: the caller's own; `named`: the parts of a dict; `worker_init` is called in each worker process."""
+        self.dataset, self.own_collate = dataset, collate
+        self.named, self.worker_init = named, worker_init
         self.note: Callable[[int], None] | None = None
         """Called with each sample before it is read, so that a crash can be attributed."""
-        self.collate: Callable[[list[Any]], Batch] = default_collate
+        self.collate: Callable[[list[Any]], Batch] = collate or default_collate
         self._len = len(dataset)
 
     def __len__(self) -> int:
@@ -144,7 +255,22 @@ class DatasetSource:
         wanted: list[int] = indices.tolist()
         read_many = getattr(self.dataset, "__getitems__", None)
         samples = self._together(read_many, wanted) if read_many else [self._one(index) for index in wanted]
-        return collate_samples(samples, wanted, collate=self.collate)
+        if self.own_collate is None:
+            batch = collate_samples(samples, wanted, collate=self.collate)
+        else:
+            batch = self._collate(self.own_collate, samples, wanted)
+        return batch if self.named is None else self.named.split(batch)
+
+    def _collate(
+        self, collate: Callable[[list[Any]], Batch], samples: list[Any], indices: list[int]
+    ) -> Batch:
+        try:
+            batch = collate(samples)
+        except Exception as error:
+            if isinstance(error, TrainingError) or is_out_of_memory(error):
+                raise
+            raise unreadable_sample(indices[0], error, among=len(indices)) from error
+        return tuple(batch) if isinstance(batch, list) else batch
 
     def _one(self, index: int) -> Any:
         if self.note is not None:
@@ -191,19 +317,24 @@ def map_tensors(batch: Batch, change: Callable[[Tensor], Tensor]) -> Batch:
     return batch
 
 
-def device_of(columns: Tensor | tuple[Tensor, ...] | Mapping[str, Tensor]) -> torch.device:
+def device_of(columns: Batch) -> torch.device:
     """Return the device of the first column; all must be there."""
     if isinstance(columns, Tensor):
         return columns.device
-    return next(iter(columns.values() if isinstance(columns, Mapping) else columns)).device
+    return device_of(next(iter(columns.values() if isinstance(columns, Mapping) else columns)))
 
 
-def _rows(columns: Tensor | tuple[Tensor, ...] | Mapping[str, Tensor], *, where: str) -> int:
+def _rows(columns: Batch, *, where: str) -> int:
     """Return the number of samples in `columns`; all must have the same."""
     if isinstance(columns, Tensor):
-        named: Mapping[Any, Tensor] = {"": columns}
+        named: Mapping[Any, Any] = {"": columns}
     else:
         named = dict(enumerate(columns)) if isinstance(columns, tuple) else columns
+    nested = {name: column for name, column in named.items() if isinstance(column, Mapping) and column}
+    named = {
+        **{name: column for name, column in named.items() if name not in nested},
+        **{f"{name}.{each}": value for name, held in nested.items() for each, value in held.items()},
+    }
     if not named or not all(isinstance(column, Tensor) and column.dim() for column in named.values()):
         raise unusable_data(
             where, {n: type(c).__name__ for n, c in named.items()}, "tensors with a row per sample"

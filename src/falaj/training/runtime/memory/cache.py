@@ -25,8 +25,8 @@ from falaj.training.runtime.planning.cache import (
     source_of,
     store_entry,
 )
+from falaj.training.runtime.step.calling import Loss
 from falaj.training.runtime.step.optimizers import OptimizerChoice
-from falaj.training.runtime.step.step import Loss
 
 FORMAT = 3
 

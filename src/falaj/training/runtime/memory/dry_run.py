@@ -19,7 +19,7 @@ from falaj.training.runtime.errors import TrainingError
 from falaj.training.runtime.memory.estimator import MemoryEstimator
 from falaj.training.runtime.options import INITIAL_BATCH_SIZE, FitOptions
 from falaj.training.runtime.planning.plan import Plan, plan_from
-from falaj.training.runtime.step.step import Loss
+from falaj.training.runtime.step.calling import Loss
 
 REQUEST_VARIABLE = "FALAJ_ESTIMATE"
 

@@ -31,8 +31,8 @@ from falaj.training.runtime.parallel.fsdp_blocks import block_bytes, can_be_shar
 from falaj.training.runtime.parallel.layout import Parallel, ParallelLayout, parallel_layout
 from falaj.training.runtime.parallel.tensor_plan import Cut, TensorPlan, find_cuts
 from falaj.training.runtime.planning.plan import Plan, Precision
+from falaj.training.runtime.step.calling import Loss
 from falaj.training.runtime.step.optimizers import OptimizerChoice
-from falaj.training.runtime.step.step import Loss
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,8 +14,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from falaj.training.runtime.data.sources import Batch, map_tensors
 from falaj.training.runtime.parallel.tensor_plan import Cut
+from falaj.training.runtime.step.calling import Loss
 from falaj.training.runtime.step.optimizers import OptimizerChoice, make_optimizer
-from falaj.training.runtime.step.step import Loss
 
 
 @dataclass(frozen=True)

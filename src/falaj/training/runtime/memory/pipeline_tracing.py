@@ -18,7 +18,7 @@ from falaj.training.runtime.parallel.pipeline.partition import Partition, partit
 from falaj.training.runtime.parallel.pipeline.serialization import assemble, describe, empty_tensors
 from falaj.training.runtime.parallel.pipeline.stage import StageRunner, named_tensors, stage_of_tensors
 from falaj.training.runtime.planning.plan import Plan
-from falaj.training.runtime.step.step import Loss
+from falaj.training.runtime.step.calling import BatchCall, Loss
 
 CPU = torch.device("cpu")  # the device of fake tensors
 
@@ -97,14 +97,15 @@ class _PipelineTracer:
         tracker, start = self._tracker, self._tracker.current
         tracker.reset_peak()
         batch = fake_batch(self._sample, self._samples)
-        inputs, target = (batch[:-1], batch[-1]) if isinstance(batch, tuple) else ((batch,), batch)
+        call = BatchCall(self._fakes.model, self._fakes.loss)
+        inputs, target = call.split(batch)
         described = describe(before, [])
         received = empty_tensors(described, CPU) if number else []
         values = assemble(described, iter(received), CPU) if number else []
         last = number == len(self._stages.places) - 1
         with device_autocast(self._plan.precision, gpu=self._gpu):
             left = StageRunner(self._fakes.model, self._stages, number)(inputs, values)
-            loss = self._fakes.loss(left, target) if last else None
+            loss = call.loss_of(left, target) if last else None
         leaving: list[Any] = [] if last else list(left)
         tensors: list[Tensor] = []
         describe(leaving, tensors)

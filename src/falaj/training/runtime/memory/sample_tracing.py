@@ -26,9 +26,9 @@ from falaj.training.runtime.memory.tracing import (
     workspace_bytes,
 )
 from falaj.training.runtime.planning.plan import Plan
+from falaj.training.runtime.step.calling import Loss
 from falaj.training.runtime.step.modes import ensure_training_mode, preserved_modes
 from falaj.training.runtime.step.optimizers import OptimizerChoice, make_optimizer
-from falaj.training.runtime.step.step import Loss
 
 
 def trace_samples(
@@ -48,15 +48,15 @@ def trace_samples(
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
     trained = [p for p in own.values() if p.requires_grad]
 
-    def run(*inputs: Any) -> Any:
-        return functional_call(model, {**own, **buffers}, inputs)
+    def run(*inputs: Any, **named: Any) -> Any:
+        return functional_call(model, {**own, **buffers}, inputs, named)
 
     with preserved_modes(model), without_side_effects(), tracker:
         ensure_training_mode(model)
         for tensor in [*own.values(), *buffers.values(), *tensors_in(batch)]:
             tracker.track(tensor)
         with device_autocast(plan.precision, gpu=gpu):
-            value = compute_loss(run, loss, batch)
+            value = compute_loss(model, run, loss, batch)
         gradients = torch.autograd.grad(value, trained, allow_unused=True)
     state, update = optimizer_bytes(optimizer, model, plan, gpu=gpu)
     activations, early = tracker.peak_without(

@@ -23,9 +23,9 @@ from falaj.training.runtime.memory.gpu_autocast import GpuAutocast
 from falaj.training.runtime.memory.step_memory import StepTrace
 from falaj.training.runtime.parallel.tensor_plan import Cut
 from falaj.training.runtime.planning.plan import Plan, Precision
+from falaj.training.runtime.step.calling import BatchCall, Loss
 from falaj.training.runtime.step.optimizers import OptimizerChoice
 from falaj.training.runtime.step.rng import preserved_rng_state
-from falaj.training.runtime.step.step import Loss
 
 MiB = 1 << 20
 WORKSPACE_BYTES = 32 * MiB
@@ -104,7 +104,7 @@ def _forward_backward(
     """Run both passes; return whether each of them multiplies matrices."""
     tracker.multiplied = False
     with device_autocast(precision, gpu=gpu):
-        value = compute_loss(fakes.model, fakes.loss, fakes.batch)
+        value = compute_loss(fakes.model, fakes.model, fakes.loss, fakes.batch)
     forward, tracker.multiplied = tracker.multiplied, False
     value.backward()  # type: ignore[no-untyped-call]
     return forward, tracker.multiplied
@@ -115,10 +115,9 @@ def workspace_bytes(forward: bool, backward: bool) -> int:
     return forward * (WORKSPACE_BYTES + LT_WORKSPACE_BYTES) + backward * WORKSPACE_BYTES
 
 
-def compute_loss(run: Callable[..., Any], loss: Loss, batch: Batch) -> Tensor:
-    """Return the loss of `batch`, as a training step computes it."""
-    inputs, target = (batch[:-1], batch[-1]) if isinstance(batch, tuple) else ((batch,), batch)
-    return loss(run(*inputs), target)
+def compute_loss(model: nn.Module, run: Callable[..., Any], loss: Loss, batch: Batch) -> Tensor:
+    """Return the loss of `batch` by `run`, which calls `model`, as a training step computes it."""
+    return BatchCall(model, loss)(run, batch)
 
 
 def state_tensors(optimizer: optim.Optimizer) -> Iterator[Tensor]:

@@ -26,8 +26,8 @@ from falaj.training.runtime.options import INITIAL_BATCH_SIZE, FitOptions
 from falaj.training.runtime.parallel.layout import ParallelLayout, parallel_layout
 from falaj.training.runtime.parallel.process_group import ProcessGroup
 from falaj.training.runtime.planning.plan import Plan
+from falaj.training.runtime.step.calling import Loss
 from falaj.training.runtime.step.cuda_graph import list_tensors
-from falaj.training.runtime.step.step import Loss
 
 SMALL_SHARE = 0.05
 """If an upper bound of the model's memory is at most this share of the memory, no estimate is made."""

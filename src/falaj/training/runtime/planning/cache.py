@@ -88,7 +88,7 @@ def plan_key(model: nn.Module, sample: Batch, device: torch.device, options: Map
     return sha256(json.dumps(parts).encode()).hexdigest()
 
 
-def loss_fingerprint(loss: Callable[..., Any]) -> list[Any]:
+def loss_fingerprint(loss: Callable[..., Any] | None) -> list[Any]:
     """Return the fingerprint of a loss. Raise OSError or TypeError if it has none."""
     return [fingerprint_of(loss)]
 

@@ -1,4 +1,8 @@
-"""Candidate plans and their order: cheap and promising changes first, each on top of the best plan so far."""
+"""Candidate plans and their order: cheap and promising changes first, each on top of the best plan so far.
+
+How fast a precision or a fused update is shows only where kernels take the time. A short step without compilation takes
+the time of its launches, whatever the precision; so what was slower there is tried again as a CUDA graph and compiled.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +16,13 @@ from falaj.training.runtime.planning.trials import TrialOutcome
 CandidateGenerator: TypeAlias = Generator[Plan, TrialOutcome, None]
 
 CLEAR_GAIN = 1.5
-"""With a speed-up of at least this factor no other precision is tried."""
-LAUNCH_BOUND_S = 0.005
-"""Longer steps are not launch-bound, so that a CUDA graph does not help."""
+"""With a speed-up of at least this factor no other precision is tried, nor again what is slower by it."""
+SPEED_ORDER = ("bf16", "fp16", "tf32", "fp32")
+HALF_PRECISIONS = ("bf16", "fp16")
+LAUNCH_BOUND_S = 0.015
+"""Longer steps are rarely launch-bound, so that a CUDA graph does not help. To try one takes a second."""
+AUTOTUNE_S = 0.005
+"""Shorter steps are not autotuned: they have no large kernels."""
 MIN_EPOCH_STEPS = 64
 """A larger global batch must leave at least so many steps per epoch."""
 
@@ -52,6 +60,8 @@ class Incumbent:
     best: TrialOutcome | None = None
     plain: TrialOutcome | None = None
     tried: set[Plan] = field(default_factory=set)
+    passed: list[TrialOutcome] = field(default_factory=list)
+    """The candidates that computed the same as fp32, whether or not they were faster."""
 
     @property
     def plan(self) -> Plan:
@@ -75,8 +85,10 @@ class Incumbent:
             return None
         self.tried.add(plan)
         outcome = yield plan
-        if outcome.rejection is None and self.beats(outcome):
-            self.best = outcome
+        if outcome.rejection is None:
+            self.passed.append(outcome)
+            if self.beats(outcome):
+                self.best = outcome
         return outcome
 
     def change(self, **changes: Any) -> Generator[Plan, TrialOutcome, TrialOutcome | None]:
@@ -85,6 +97,21 @@ class Incumbent:
     def beats(self, outcome: TrialOutcome) -> bool:
         needed = self.best.samples_per_second * self.space.margin if self.best else 0.0
         return outcome.samples_per_second > needed
+
+    def rivals(self, **easy: Any) -> list[Plan]:
+        """Return the best plan in each other precision, and with the `easy` changes, that is not clearly slower.
+
+        The 16-bit precision is first. fp32 is left out where TF32 passed: it is never faster.
+        """
+        if self.best is None:
+            return []
+        least = self.best.samples_per_second / CLEAR_GAIN
+        close = {each.plan.precision for each in self.passed if each.samples_per_second >= least}
+        if "tf32" in close and self.plan.precision != "fp32":
+            close.discard("fp32")
+        order = sorted(close, key=lambda precision: SPEED_ORDER.index(precision))
+        plans = [replace(self.plan, precision=precision, **easy) for precision in order]
+        return [plan for plan in plans if plan != self.plan]
 
 
 def generate_candidates(space: SearchSpace) -> CandidateGenerator:
@@ -131,21 +158,21 @@ def _on_gpu(incumbent: Incumbent) -> CandidateGenerator:
         yield from incumbent.change(precision="tf32", **easy)
         yield from incumbent.change(**easy)
     if incumbent.step_seconds < LAUNCH_BOUND_S:
-        yield from incumbent.change(graph=True)
-        if incumbent.plan.graph:
-            yield from incumbent.change(precision="tf32")
+        yield from _as_graph(incumbent, easy)
     if space.copies_batches:
         yield from incumbent.change(pinned=False)
     if space.chooses_batch:
         yield from _larger_batches(incumbent)
     if not space.compiles:
         return
-    compiled = yield from incumbent.change(compile="default")
-    if compiled is not None and compiled.rejection is not None and incumbent.plan.graph:
-        yield from incumbent.change(compile="default", graph=False)
-    if space.chooses_batch and incumbent.plan.compile != "off":
+    yield from _compiled(incumbent, easy)
+    if incumbent.plan.compile == "off":
+        return
+    if not incumbent.plan.graph and incumbent.step_seconds < LAUNCH_BOUND_S:
+        yield from incumbent.change(graph=True)  # compiling may have removed what cannot be captured
+    if space.chooses_batch:
         yield from _larger_batches(incumbent, most=1)
-    if space.risky and incumbent.step_seconds >= LAUNCH_BOUND_S:
+    if space.risky and incumbent.step_seconds >= AUTOTUNE_S:
         yield from incumbent.change(compile="max-autotune-no-cudagraphs")
 
 
@@ -161,7 +188,35 @@ def _on_cpu(incumbent: Incumbent) -> CandidateGenerator:
     if space.chooses_batch:
         yield from _larger_batches(incumbent)
     if space.compiles:
-        yield from incumbent.change(compile="default")
+        yield from _compiled(incumbent, {})
+
+
+def _as_graph(incumbent: Incumbent, easy: Mapping[str, Any]) -> CandidateGenerator:
+    """Try a CUDA graph, and if it is faster, the other precisions as one: now their kernels take the time."""
+    rivals = incumbent.rivals(**easy)
+    yield from incumbent.change(graph=True)
+    if incumbent.plan.graph:
+        for rival in rivals:
+            yield from incumbent.attempt(replace(rival, graph=True))
+
+
+def _compiled(incumbent: Incumbent, easy: Mapping[str, Any]) -> CandidateGenerator:
+    """Try the best plan compiled; then its rivals, if compiling pays.
+
+    A rival in 16 bits is tried in any case: without compilation it pays for casts that a compiler merges into kernels.
+    """
+    rivals = incumbent.rivals(**easy)
+    compiled = yield from incumbent.change(compile="default")
+    if compiled is not None and compiled.rejection is not None:
+        if not incumbent.plan.graph:
+            return  # the model cannot be compiled, or there is no time for it
+        compiled = yield from incumbent.change(compile="default", graph=False)
+        if compiled is None or compiled.rejection is not None:
+            return
+        rivals = [replace(rival, graph=False) for rival in rivals]
+    for rival in rivals:
+        if incumbent.plan.compile != "off" or rival.precision in HALF_PRECISIONS:
+            yield from incumbent.attempt(replace(rival, compile="default"))
 
 
 def _larger_batches(incumbent: Incumbent, *, most: int = 10) -> CandidateGenerator:

@@ -204,10 +204,15 @@ class Fingerprinter:
 
 @lru_cache(maxsize=1024)
 def code_of_class(of: type) -> str:
-    """Return name and source of a class; the name alone for Python and torch. Raise OSError or TypeError without
-    source."""
+    """Return name and source of a class; the name alone for Python, its library and torch.
+
+    Raise OSError or TypeError without source.
+    """
     name = f"{of.__module__}.{of.__qualname__}"
-    if of.__module__.partition(".")[0] in ("builtins", "torch", "typing", "abc", "enum", "collections"):
+    if of.__module__.partition(".")[0] in (
+        "torch",
+        *sys.stdlib_module_names,
+    ):  # their versions are in the key
         return name
     return name + inspect.getsource(of)  # which reads all of its file
 

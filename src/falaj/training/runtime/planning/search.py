@@ -42,6 +42,7 @@ def search(space: SearchSpace, try_out: TryPlan, *, budget: Callable[[TrialOutco
     """Return the best candidate that could be tried; `budget` derives the time limit from the first outcome."""
     found, began = SearchResult(), time.monotonic()
     candidates, outcome, allowed_s = generate_candidates(space), None, 0.0
+    compile_s = 0.0
     try:
         plan = next(candidates)
         while True:
@@ -49,11 +50,13 @@ def search(space: SearchSpace, try_out: TryPlan, *, budget: Callable[[TrialOutco
             if outcome is None:
                 outcome = try_out(plan, 1e9)
                 allowed_s = budget(outcome)
-            elif left_s < min_seconds_left(plan, space):
+            elif left_s < min_seconds_left(plan, space, compile_s=compile_s):
                 outcome = TrialOutcome(plan=plan, rejection=OUT_OF_TIME)
             else:
                 outcome = try_out(plan, left_s)
             record_outcome(found, outcome, margin=space.margin)
+            if plan.compile == "default" and not outcome.rejection:
+                compile_s = max(compile_s, outcome.seconds)
             plan = candidates.send(outcome)
     except StopIteration:
         pass
@@ -61,12 +64,13 @@ def search(space: SearchSpace, try_out: TryPlan, *, budget: Callable[[TrialOutco
     return found
 
 
-def min_seconds_left(plan: Plan, space: SearchSpace) -> float:
+def min_seconds_left(plan: Plan, space: SearchSpace, *, compile_s: float = 0.0) -> float:
+    """Return the seconds without which `plan` is not tried; `compile_s`: what an earlier compiled one took."""
     if plan.compile == "off":
         return MIN_TRIAL_S
     if plan.compile.startswith("max-autotune"):
         return MIN_AUTOTUNE_S
-    return MIN_COMPILE_S if space.risky else 3 * MIN_COMPILE_S
+    return max(compile_s, MIN_COMPILE_S if space.risky else 3 * MIN_COMPILE_S)
 
 
 def record_outcome(found: SearchResult, outcome: TrialOutcome, *, margin: float) -> None:
@@ -121,26 +125,34 @@ class RehearsedTrials:
     """Tries plans in this process, each after one successful step in a child process.
 
     A child that hangs is killed early enough to try other plans. `plain`, the fallback of the run, is not
-    rehearsed. What a child has compiled, this process finds in the compiler's cache.
+    rehearsed. What a child has compiled, this process finds in the compiler's cache. If children cannot train, because
+    of the threads that torch has here, nothing is rehearsed.
     """
 
     def __init__(self, runner: TrialRunner, *, plain: Plan, alive: Callable[[], bool]) -> None:
         self._runner, self._alive = runner, alive
         self._safe = {plain}
+        self._can_rehearse = can_fork()
 
     def __call__(self, plan: Plan, within_s: float) -> TrialOutcome:
         began = time.monotonic()
-        if plan not in self._safe and can_fork():
+        if plan not in self._safe and self._can_rehearse:
             part = REHEARSAL_SHARE if plan.compile == "off" else COMPILE_REHEARSAL_SHARE
             rehearsed = self._rehearse(plan, part * within_s)
-            if rehearsed.rejection is not None:
+            if rehearsed is not None and rehearsed.rejection is not None:
                 return rehearsed
         self._safe.add(plan)
         self._alive()
         return replace(self._runner.try_out(plan), seconds=time.monotonic() - began)
 
-    def _rehearse(self, plan: Plan, within_s: float) -> TrialOutcome:
+    def _rehearse(self, plan: Plan, within_s: float) -> TrialOutcome | None:
         child = SubprocessTrials(self._runner.for_rehearsal(), alive=self._alive)
+        try:
+            child.start()
+        except TrialProcessLost:
+            child.end()
+            self._can_rehearse = False
+            return None
         try:
             return child(plan, within_s)
         finally:

@@ -34,10 +34,10 @@ from falaj.training.runtime.planning.search import (
 )
 from falaj.training.runtime.planning.trial_process import TrialProcessLost, can_fork_for_gpu
 from falaj.training.runtime.planning.trials import TrialOutcome, TrialRunner, reason_of
+from falaj.training.runtime.step.calling import Loss
 from falaj.training.runtime.step.cuda_graph import list_tensors
 from falaj.training.runtime.step.out_of_memory import is_out_of_memory
 from falaj.training.runtime.step.rng import preserved_rng_state
-from falaj.training.runtime.step.step import Loss
 
 MAX_SEARCH_S = 60.0
 SHARE_OF_RUN = 0.1
@@ -143,7 +143,9 @@ def planned_batch(source: SampleSource, options: FitOptions) -> int:
 
 def planned_steps(source: SampleSource, options: FitOptions) -> int:
     batching = options.batching
-    plan = BatchPlan(len(source), planned_batch(source, options), batching.seed, batching.drop_last)
+    plan = BatchPlan(
+        len(source), planned_batch(source, options), batching.seed, batching.drop_last, batching.shuffle
+    )
     return batching.steps or (batching.epochs or 0) * plan.steps_per_epoch
 
 

@@ -165,12 +165,12 @@ def redirect_output_to_null() -> None:
 
 
 def _readiness(trials: TrialRunner) -> str:
-    if not trials.on_gpu:
-        return "ready"
+    """Return "ready", or why this child cannot train: it lacks the threads that its parent has for gradients."""
     try:
-        value = torch.ones(2, device="cuda", requires_grad=True)
+        value = torch.ones(2, device="cuda" if trials.on_gpu else "cpu", requires_grad=True)
         (value * value).sum().backward()  # type: ignore[no-untyped-call]
-        torch.cuda.synchronize()
+        if trials.on_gpu:
+            torch.cuda.synchronize()
     except RuntimeError as failure:
         return str(failure).strip().split("\n")[0]
     return "ready"

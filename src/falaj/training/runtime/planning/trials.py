@@ -31,9 +31,9 @@ from falaj.training.runtime.planning.numerics_check import (
     stable_gradients,
 )
 from falaj.training.runtime.planning.plan import Plan, Precision, plan_from
+from falaj.training.runtime.step.calling import Loss
 from falaj.training.runtime.step.engine import StepEngine, is_resident, make_engine, to_resident
 from falaj.training.runtime.step.out_of_memory import is_out_of_memory
-from falaj.training.runtime.step.step import Loss
 
 CURVE_STEPS = 8
 CURVE_S = 1.0
@@ -379,6 +379,9 @@ def sample_items(items: DatasetSource) -> tuple[SampleSource, float]:
         batch = items.read(torch.arange(count), seed=0)
         sample_s = (time.perf_counter() - began) / count
     try:
-        return SampledSource(TensorSource(batch, where="data"), len(items)), sample_s
+        columns = TensorSource(batch, where="data")
     except InvalidTraining:
         return items, sample_s
+    if len(columns) != max(count, first):  # a collate function of the caller's that does not stack
+        return items, sample_s
+    return SampledSource(columns, len(items)), sample_s

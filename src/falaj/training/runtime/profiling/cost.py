@@ -8,7 +8,7 @@ counting fails, there is no cost, and the run continues.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -19,10 +19,9 @@ from torch.utils._pytree import tree_leaves
 
 from falaj.training.runtime.data.sources import Batch, map_tensors
 from falaj.training.runtime.planning.cache import load_entry, plan_key, store_entry
+from falaj.training.runtime.step.calling import BatchCall, Loss
 
 FORMAT = 1
-
-Loss = Callable[[Any, Any], Tensor]
 
 
 @dataclass(frozen=True)
@@ -55,9 +54,9 @@ class CostCounter:
         with FakeTensorMode(allow_non_fake_inputs=True):
             self._take_shapes()
             batch = map_tensors(sample, lambda each: self._shape((samples, *each.shape[1:]), each))
-            inputs, target = (batch[:-1], batch[-1]) if isinstance(batch, tuple) else ((batch,), batch)
+            call = BatchCall(self._model, self._loss)
             with traffic, flops:
-                self._loss(self._model.train()(*inputs), target).backward()  # type: ignore[no-untyped-call]
+                call(self._model.train(), batch).backward()  # type: ignore[no-untyped-call]
         return StepCost(float(flops.get_total_flops()), float(traffic.bytes))
 
     def _take_shapes(self) -> None:

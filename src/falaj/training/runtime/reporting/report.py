@@ -18,6 +18,7 @@ from falaj.training.runtime.data.batches import BatchPlan
 from falaj.training.runtime.errors import LossNotFinite, TrainingFault
 from falaj.training.runtime.parallel.process_group import ProcessGroup
 from falaj.training.runtime.profiling.profiler import StepProfiler
+from falaj.training.runtime.reporting.progress import ProgressDisplay
 from falaj.training.runtime.reporting.tensorboard import EventFile
 from falaj.training.runtime.reporting.throughput import Throughput, ThroughputMeter
 
@@ -43,8 +44,10 @@ class TrainingReport:
         total: int,
         meter: ThroughputMeter,
         events_folder: Path | None = None,
+        progress: ProgressDisplay | None = None,
     ) -> None:
         """Metrics go to the agent, and as TensorBoard event files to `events_folder`."""
+        self._progress = progress
         self._agent, self._plan, self._saver, self._world = agent, plan, saver, world
         self._done, self._total = done, total
         self._width = 1 if world.device.type == "cpu" else GPU_WINDOW
@@ -97,6 +100,10 @@ class TrainingReport:
         """Send new metrics to the agent, and request a stop if it says so."""
         self._next = time.monotonic() + SEND_INTERVAL_S
         figures = self.meter.since_last(self._done + len(self.losses))
+        if self._progress is not None and self.losses:
+            self._progress.show(
+                self._done + len(self.losses), self.losses[-1], batch_size=self._plan.batch_size
+            )
         if self._agent is None and self._events_folder is None:
             return
         first = self._done + self._told + 1
@@ -131,6 +138,8 @@ class TrainingReport:
         return rates
 
     def close(self) -> None:
+        if self._progress is not None:
+            self._progress.clear()
         if self.watch is not None:
             self.watch.abandon()
         if self._events is not None:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from falaj.training.runtime.agent.agents import Agent
 from falaj.training.runtime.checkpointing.position import Position
@@ -20,9 +17,11 @@ from falaj.training.runtime.planning.plan import Plan, Precision
 from falaj.training.runtime.profiling.bottleneck import BottleneckReport, RunConditions
 from falaj.training.runtime.profiling.breakdown import Overlap
 from falaj.training.runtime.profiling.profiler import ProfileRequest, StepProfiler, add_nvtx_ranges
+from falaj.training.runtime.reporting.progress import ProgressDisplay
 from falaj.training.runtime.reporting.report import TrainingReport
 from falaj.training.runtime.reporting.run_params import run_params
 from falaj.training.runtime.reporting.throughput import ModelCost, StepClock, ThroughputMeter, make_model_cost
+from falaj.training.runtime.step.calling import Loss
 from falaj.training.runtime.step.engine import StepEngine
 
 
@@ -32,7 +31,7 @@ class ReportBuilder:
     def __init__(
         self,
         model: nn.Module,
-        loss: Callable[[Any, Any], Tensor],
+        loss: Loss,
         source: SampleSource,
         options: FitOptions,
         chosen: Plan,
@@ -62,7 +61,13 @@ class ReportBuilder:
         )
 
     def report(
-        self, engine: StepEngine, saver: CheckpointSaver, clock: StepClock, done: Position
+        self,
+        engine: StepEngine,
+        saver: CheckpointSaver,
+        clock: StepClock,
+        done: Position,
+        *,
+        progress: ProgressDisplay | None,
     ) -> TrainingReport:
         """Return the report of the steps after `done`, and install the requested profiling."""
         options, world = self._options, self._world
@@ -82,6 +87,7 @@ class ReportBuilder:
             total=self._total,
             meter=meter,
             events_folder=folder,
+            progress=progress,
         )
         if reporting.has_nvtx:
             add_nvtx_ranges(engine)

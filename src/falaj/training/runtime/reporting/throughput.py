@@ -9,13 +9,12 @@ orderly end and the next call does not count.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from falaj.training.runtime.agent.agents import MetricValue
 from falaj.training.runtime.checkpointing.position import Position
@@ -24,6 +23,7 @@ from falaj.training.runtime.data.sources import Batch, SampleSource
 from falaj.training.runtime.planning.plan import Precision
 from falaj.training.runtime.profiling.cost import CostCounter, StepCost, cost_key, load_cost, store_cost
 from falaj.training.runtime.profiling.peaks import DevicePeaks, device_peaks
+from falaj.training.runtime.step.calling import Loss
 
 MIN_INTERVAL_S = 0.5
 """Rates over less time are not reported."""
@@ -67,7 +67,7 @@ class ModelCost:
     def __init__(
         self,
         model: nn.Module,
-        loss: Callable[[Any, Any], Tensor],
+        loss: Loss,
         sample: Batch,
         *,
         samples: int,
@@ -217,7 +217,7 @@ def interrupted_s(before: Position, clock: StepClock) -> float:
 
 def make_model_cost(
     model: nn.Module,
-    loss: Callable[[Any, Any], Tensor],
+    loss: Loss,
     source: SampleSource,
     *,
     samples: int,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 
 import torch
@@ -12,8 +13,8 @@ from torch import Tensor, nn, optim
 from falaj.training.runtime.data.batches import BatchPlan
 from falaj.training.runtime.data.dataloading.loaders import BatchLoader
 from falaj.training.runtime.data.dataloading.selection import make_loader
-from falaj.training.runtime.data.sources import DatasetSource, SampleSource, TensorSource
-from falaj.training.runtime.errors import InvalidTraining, TrainingFault
+from falaj.training.runtime.data.sources import Batch, DatasetSource, SampleSource, TensorSource
+from falaj.training.runtime.errors import InvalidTraining, TrainingError, TrainingFault
 from falaj.training.runtime.options import FitOptions, ParallelOptions
 from falaj.training.runtime.parallel.layout import parallel_layout
 from falaj.training.runtime.parallel.parallelization import (
@@ -26,8 +27,11 @@ from falaj.training.runtime.parallel.pipeline.step import PipelinedStep
 from falaj.training.runtime.parallel.process_group import ProcessGroup
 from falaj.training.runtime.parallel.strategies import ParallelStrategy
 from falaj.training.runtime.planning.plan import Plan
+from falaj.training.runtime.step.calling import Loss
 from falaj.training.runtime.step.cuda_graph import CudaGraphStep
+from falaj.training.runtime.step.first_step import errors_for_broadcast_targets, explain_failure
 from falaj.training.runtime.step.micro_batches import MicroBatchReader
+from falaj.training.runtime.step.model_checks import shape_faults
 from falaj.training.runtime.step.modes import ensure_training_mode
 from falaj.training.runtime.step.optimizers import make_optimizer, make_schedule
 from falaj.training.runtime.step.out_of_memory import (
@@ -37,7 +41,7 @@ from falaj.training.runtime.step.out_of_memory import (
     out_of_memory_error,
 )
 from falaj.training.runtime.step.rng import StepRng
-from falaj.training.runtime.step.step import Loss, Step
+from falaj.training.runtime.step.step import Step
 
 LossCallback = Callable[[Tensor], None]
 
@@ -63,6 +67,7 @@ class StepEngine:
         """`can_split`: whether a process may split its part of a batch without the others."""
         self.reader, self.loader, self.step, self.plan = reader, loader, step, plan
         self._graph, self._world, self._can_split, self._notify = graph, world, can_split, notify
+        self._has_run = False
         self.pieces = 0
         """The number of micro-batches since memory ran out; 0 if it never did."""
 
@@ -107,7 +112,7 @@ class StepEngine:
                 on_loss(loss)
                 self.loader.prefetch_next(number)
                 return
-        on_loss(self.gradients(number, indices))
+        on_loss(self.gradients(number, indices) if self._has_run else self._first_gradients(number, indices))
         try:
             self.step.update(number)
         except (RuntimeError, MemoryError) as failure:  # a partial update cannot be retried
@@ -115,6 +120,24 @@ class StepEngine:
                 raise
             raise out_of_memory_error(number, self.reader.count, failure) from failure
         self.loader.prefetch_next(number)
+
+    def _first_gradients(self, number: int, indices: Tensor) -> Tensor:
+        """Compute the first gradients; an error of the model or the loss names the layer and the shapes."""
+        try:
+            with errors_for_broadcast_targets():
+                loss = self.gradients(number, indices)
+        except TrainingError:
+            raise
+        except Exception as failure:
+            batch: Batch = None
+            with suppress(Exception):  # a GPU may be unusable now
+                batch = self.loader.take(number, indices)[0].batch
+            explained = explain_failure(failure, self.step.model, batch)
+            if explained is failure:
+                raise
+            raise explained from failure
+        self._has_run = True
+        return loss
 
     def gradients(self, number: int, indices: Tensor) -> Tensor:
         """Compute the gradients of a step, and return its loss; split into more micro-batches if memory runs out."""
@@ -290,11 +313,8 @@ def is_resident(columns: TensorSource, device: torch.device) -> bool:
 def trainable_parameters(model: nn.Module) -> list[nn.Parameter]:
     """Return the trainable parameters; raise InvalidTraining if there are none."""
     every = list(model.parameters())
-    if any(nn.parameter.is_lazy(p) for p in every):
-        fault = TrainingFault(
-            "model", "lazy parameters without a shape", fix="call the model once on a sample first"
-        )
-        raise InvalidTraining("the model is not ready", faults=[fault])
+    if faults := shape_faults(model):
+        raise InvalidTraining("the model is not ready", faults=faults)
     free = [p for p in every if p.requires_grad and not p.is_meta]
     if not free:
         given = "all parameters are frozen" if every else "no parameters"

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import nn
 
 from falaj.training.runtime.errors import InvalidTraining, TrainingFault
+from falaj.training.runtime.step.calling import accepts
 
 SHOWN = 4
 
@@ -12,15 +15,22 @@ SHOWN = 4
 def require_trainable(model: object, loss: object) -> None:
     """Raise InvalidTraining with all faults of the model and the loss."""
     faults = model_faults(model)
-    if not callable(loss):
-        allowed = "a function of the model's output and the target"
-        faults.append(
-            TrainingFault("loss", type(loss).__name__, allowed, "loss=torch.nn.functional.mse_loss")
-        )
+    faults += loss_faults(loss)
     if isinstance(loss, nn.Module) and isinstance(model, nn.Module):
         faults += loss_parameter_faults(model, loss)
     if faults:
         raise InvalidTraining("this cannot be trained", faults=faults)
+
+
+def loss_faults(loss: Any) -> list[TrainingFault]:
+    """Return a fault unless `loss` is None or a function of the output, or of output and target."""
+    if loss is None or (callable(loss) and (accepts(loss, 1) or accepts(loss, 2))):
+        return []
+    allowed = (
+        "a function of the model's output and the target, or of the output; None: the loss in the output"
+    )
+    given = "a function with other parameters" if callable(loss) else type(loss).__name__
+    return [TrainingFault("loss", given, allowed, "loss=torch.nn.functional.mse_loss")]
 
 
 def loss_parameter_faults(model: nn.Module, loss: nn.Module) -> list[TrainingFault]:
@@ -56,12 +66,9 @@ def model_faults(model: object) -> list[TrainingFault]:
                 "model", type(model).__name__, "a torch.nn.Module", "nn.Sequential(nn.Linear(4, 1))"
             )
         ]
+    if faults := shape_faults(model):
+        return faults
     every = list(model.named_parameters())
-    if lazy := [name for name, each in every if nn.parameter.is_lazy(each)]:
-        fix = "call the model once on a sample first"
-        return [
-            TrainingFault("model", f"lazy parameters without a shape: {_listed(lazy)}", "known shapes", fix)
-        ]
     if absent := [name for name, each in [*every, *model.named_buffers()] if each.is_meta]:
         fix = 'model.to_empty(device="cpu"), and initialize it; or make it on a device'
         return [
@@ -72,6 +79,15 @@ def model_faults(model: object) -> list[TrainingFault]:
         allowed = "at least one parameter with requires_grad=True"
         return [TrainingFault("model", given, allowed, "model.requires_grad_(True)")]
     return []
+
+
+def shape_faults(model: nn.Module) -> list[TrainingFault]:
+    """Return a fault if parameters have no shape yet."""
+    lazy = [name for name, each in model.named_parameters() if nn.parameter.is_lazy(each)]
+    if not lazy:
+        return []
+    given, fix = f"lazy parameters without a shape: {_listed(lazy)}", "call the model once on a sample first"
+    return [TrainingFault("model", given, "known shapes", fix)]
 
 
 def _listed(names: list[str]) -> str:

@@ -13,14 +13,12 @@ from falaj.training.runtime.data.sources import Batch, map_tensors, to_device
 from falaj.training.runtime.errors import InvalidTraining, TrainingFault
 from falaj.training.runtime.parallel.strategies import ParallelStrategy
 from falaj.training.runtime.planning.plan import CompileMode, Precision
+from falaj.training.runtime.step.calling import BatchCall, Loss
 from falaj.training.runtime.step.micro_batches import MicroBatch
 from falaj.training.runtime.step.non_persistent_buffers import NonPersistentBuffers
 from falaj.training.runtime.step.out_of_memory import first_line
 from falaj.training.runtime.step.parameter_groups import ParameterGroupState
 from falaj.training.runtime.step.rng import StepRng
-
-Loss = Callable[[Any, Any], Tensor]
-"""loss(model(inputs), target) -> a scalar: the mean over the samples of the batch."""
 
 PartWrapper = Callable[[str, Callable[..., Any]], Callable[..., Any]]
 """A function from the name and the function of a part of a step to a wrapped function."""
@@ -29,7 +27,7 @@ PartWrapper = Callable[[str, Callable[..., Any]], Callable[..., Any]]
 class Step:
     """One training step: `gradients`, then `update`; between them the loss can be checked.
 
-    A batch that is a tuple is (inputs…, target); any other is passed whole to the model and to the loss.
+    `call` passes a batch to the model and to the loss.
     """
 
     def __init__(
@@ -47,6 +45,7 @@ class Step:
         factor: Callable[[int], float] | None = None,
     ) -> None:
         self.model, self.loss, self.optimizer = model, loss, optimizer
+        self.call = BatchCall(model, loss)
         self.strategy, self.rng, self.device = strategy, rng, device
         self._measure: Callable[[Batch], Tensor] = self._through_spread
         self._differentiate: Callable[[Tensor], object] = Tensor.backward
@@ -76,7 +75,7 @@ class Step:
             self._measure = torch.compile(self._through_spread, **options)
         else:  # torch compiles a sharded model, but not the code around it
             run = torch.compile(self.strategy.module, **options)
-            self._measure = lambda batch: self._apply(run, batch)
+            self._measure = lambda batch: self.call(run, batch)
         self._compile_failures, self._notify = (TorchDynamoException,), notify
 
     def observe(self, around: PartWrapper) -> Callable[[], None]:
@@ -137,7 +136,7 @@ class Step:
     def measure(self, batch: Batch) -> Tensor:
         """Return the loss of `batch` in the chosen precision, through the model itself."""
         with self._autocast:
-            return require_scalar(self._apply(self.model, self.to_memory_format(batch)))
+            return require_scalar(self.call(self.model, self.to_memory_format(batch)))
 
     def backward(self, batch: Batch) -> Tensor:
         """Compute the gradients of a batch on the device without splitting or scaling, and return the detached loss."""
@@ -182,11 +181,7 @@ class Step:
         return value.detach()
 
     def _through_spread(self, batch: Batch) -> Tensor:
-        return self._apply(self.strategy.module, batch)
-
-    def _apply(self, run: Callable[..., Any], batch: Batch) -> Tensor:
-        inputs, target = (batch[:-1], batch[-1]) if isinstance(batch, tuple) else ((batch,), batch)
-        return self.loss(run(*inputs), target)
+        return self.call(self.strategy.module, batch)
 
 
 def autocast_context(precision: Precision, device: torch.device) -> AbstractContextManager[Any]:

@@ -28,18 +28,19 @@ class CheckpointFolder:
 
     def save_part(self, save_id: SaveId, number: int, pieces: Sequence[Bytes]) -> None:
         draft = self._draft(save_id)
-        draft.mkdir(parents=True, exist_ok=True)
+        _make_folder(draft)
         _write(draft / part_name(number), pieces)
 
     def commit(self, save_id: SaveId, sizes: Sequence[int], manifest: bytes, retention: Retention) -> None:
         draft = self._draft(save_id)
-        draft.mkdir(parents=True, exist_ok=True)  # a checkpoint may have no parts
+        _make_folder(draft)  # a checkpoint may have no parts
         _require(draft, sizes)
         _write(draft / MANIFEST, [manifest])
         sync_folder(draft)
         self._hide(save_id.step)  # a damaged one of this step, after a resume from an earlier step
         draft.rename(self._path(save_id.step))
         sync_folder(self._folder)
+        sync_folder(self._folder.parent)  # another process may have created the folder, and be gone
         for step in retention.gone(self.steps(), newest=save_id.step):
             self._hide(step)
         self.sweep()
@@ -92,6 +93,14 @@ def sync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def _make_folder(folder: Path) -> None:
+    """Create `folder` and the missing ones above it durably: else a power cut takes all checkpoints in it."""
+    if not folder.is_dir():
+        _make_folder(folder.parent)
+        folder.mkdir(exist_ok=True)
+        sync_folder(folder.parent)
 
 
 def _write(path: Path, pieces: Sequence[Bytes]) -> None:

@@ -76,9 +76,9 @@ def verify_head(data: Bytes, *, save_id: SaveId, number: int, facts: PartSummary
     if sha256(data).hexdigest() == facts.head_sha256:
         return
     found = _read_head(bytes(data), number)
-    told = found.get("step"), found.get("save"), found.get("part")
-    if told != (save_id.step, save_id.save, number):
-        raise CheckpointDamaged(f"its part {number} is part {told[2]} of a save of step {told[0]}")
+    stated = found.get("step"), found.get("save"), found.get("part")
+    if stated != (save_id.step, save_id.save, number):
+        raise CheckpointDamaged(f"its part {number} is part {stated[2]} of a save of step {stated[0]}")
     raise CheckpointDamaged(f"the header of its part {number} is truncated or altered")
 
 

@@ -105,9 +105,10 @@ def column_type_faults(field: Any, where: str) -> list[TrainingFault]:
         return []
     words, fix = str(kind), "leave it out: inputs=[…]"
     if words.startswith(("string", "large_string", "dictionary", "binary")):
-        fix = f"encode the strings: table[{field.name!r}].dictionary_encode(), or leave it out: inputs=[…]"
+        fix = "encode the strings as numbers (pandas: .astype('category').cat.codes; polars: .to_physical(); pyarrow: "
+        fix += ".dictionary_encode()), or leave it out: inputs=[…]"
     elif words.startswith(("timestamp", "date", "time", "duration", "decimal")):
-        fix = f"table[{field.name!r}].cast(…) to a number, or leave it out: inputs=[…]"
+        fix = "cast it to a number (pandas: .astype; polars and pyarrow: .cast), or leave it out: inputs=[…]"
     elif words.startswith(("list", "large_list")):
         fix = "lists of one size: pyarrow.list_(value_type, size)"
     return [

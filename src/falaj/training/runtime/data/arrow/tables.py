@@ -1,4 +1,4 @@
-"""Open Arrow tables, and Parquet or Arrow files and folders, as columns of tensors.
+"""Open data frames, Arrow tables, and Parquet or Arrow files and folders, as columns of tensors.
 
 The values are copied once, a piece at a time. If they would take more than half of the available memory, they are
 copied into an anonymous temporary file (in TMPDIR), which is memory-mapped. The rows of a step are scattered over it,
@@ -10,7 +10,7 @@ from __future__ import annotations
 import mmap
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from falaj.training.runtime.data.arrow.columns import ColumnSelection, column_tensors, select_columns
+from falaj.training.runtime.data.arrays import is_frame, is_of
+from falaj.training.runtime.data.arrow.columns import (
+    ColumnSelection,
+    column_tensors,
+    is_fixed_size_list,
+    is_integer,
+    select_columns,
+)
 from falaj.training.runtime.data.sources import TensorSource
 from falaj.training.runtime.errors import InvalidTraining, TrainingFault
 
@@ -69,14 +76,52 @@ def copy_rows(
                     out=into[done : done + rows],
                 )
         done += rows
-    fix = "pyarrow.compute.fill_null, or leave those rows or columns out"
+    require_no_nulls(nulls, done, where)
+
+
+def require_no_nulls(nulls: Mapping[str, int], rows: int, where: str) -> None:
+    """Raise InvalidTraining if a column has nulls."""
+    fix = "fill them (fillna, fill_null), or leave those rows or columns out"
     faults = [
-        TrainingFault(f"{where}[{name!r}]", f"{count} nulls in {done} rows", "a number in every row", fix)
+        TrainingFault(f"{where}[{name!r}]", f"{count} nulls in {rows} rows", "a number in every row", fix)
         for name, count in nulls.items()
         if count
     ]
     if faults:
         raise InvalidTraining("the table has nulls", faults=faults)
+
+
+def frame_tensor(frame: Any, *, where: str) -> Tensor:
+    """Return a data frame as a matrix of float32."""
+    columns: Tensor = open_table(frame, inputs=None, target=None, where=where).columns
+    return columns
+
+
+def series_tensor(series: Any, *, where: str) -> Tensor:
+    """Return one column of a data frame: integers as a vector of int64, anything else as a matrix of float32."""
+    name = "values" if series.name is None else str(series.name)
+    table = frame_table(series.to_frame(name), where)
+    kind = table.schema.field(0).type
+    if not is_integer(kind) or is_fixed_size_list(kind):
+        return frame_tensor(table, where=where)
+    nulls: dict[str, int] = {}
+    parts = [column_tensors(batch, table.schema.names, nulls)[0] for batch in table.to_batches()]
+    require_no_nulls(nulls, table.num_rows, where)
+    return torch.cat(parts).to(torch.int64)[:, 0] if parts else torch.empty(0, dtype=torch.int64)
+
+
+def frame_table(frame: Any, where: str) -> Any:
+    """Return a data frame as a pyarrow table, without the index of pandas."""
+    import pyarrow as pa
+
+    try:
+        if is_of(frame, "pandas"):
+            return pa.Table.from_pandas(frame, preserve_index=False)
+        return pa.RecordBatchReader.from_stream(frame).read_all()
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        reason = str(error).strip().split("\n")[0]
+        fault = TrainingFault(where, reason, "a frame whose columns have different names and one type each")
+        raise InvalidTraining("the data frame cannot be read", faults=[fault]) from error
 
 
 class ArrowTable:
@@ -120,6 +165,8 @@ def open_reader(data: Any, where: str) -> ArrowTable | ParquetFiles:
 
     if isinstance(data, str | Path):
         return open_path(Path(data), where)
+    if is_frame(data):
+        return ArrowTable(frame_table(data, where))
     if isinstance(data, pa.RecordBatch):
         data = pa.Table.from_batches([data])
     elif isinstance(data, pa.RecordBatchReader):

@@ -37,7 +37,9 @@ def choose_start_method(items: DatasetSource) -> StartMethod:
     if reason is None:
         return StartMethod("fork")
     try:
-        needs_main = b"__main__" in bytes(ForkingPickler.dumps(items.dataset))
+        needs_main = b"__main__" in bytes(
+            ForkingPickler.dumps((items.dataset, items.own_collate, items.worker_init))
+        )
     except Exception as error:
         return StartMethod(None, f"{reason}, and the dataset cannot be sent to a new process ({error})")
     if needs_main and not is_main_importable():

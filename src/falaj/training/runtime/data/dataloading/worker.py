@@ -73,6 +73,8 @@ def run_worker(
     set_worker_info(items, identity)
     blocks = SharedBlockPool()
     items.note, items.collate = lambda sample: position.__setitem__(1, sample), blocks.stack
+    if items.worker_init is not None:
+        items.worker_init(identity.number)
     reader, waiting = MicroBatchReader(items, seed=seed, count=1), SimpleQueue[ReadRequest | None]()
     threading.Thread(target=receive_requests, args=(requests, waiting), daemon=True).start()
     with contextlib.suppress(BrokenPipeError):

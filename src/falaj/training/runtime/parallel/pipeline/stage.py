@@ -78,6 +78,10 @@ class StageRunner:
     def _given(self, nodes: Sequence[fx.Node], inputs: Sequence[Any]) -> dict[fx.Node, Any]:
         wanted = [node for node in nodes if node.op == "placeholder"]
         required = [node for node in wanted if not node.args]
+        if len(inputs) == 1 and isinstance(inputs[0], Mapping):
+            names = [str(node.target) for node in required]
+            if set(names) == set(inputs[0]):  # passed as keywords
+                inputs = [inputs[0][name] for name in names]
         if len(inputs) != len(required):
             allowed = f"{len(required)}: in a pipeline, parameters of forward that have a default keep it"
             fault = TrainingFault("data", f"{len(inputs)} inputs for the model", allowed)

@@ -85,7 +85,7 @@ class PipelinedStep(Step):
         """Run one micro-batch through this stage. At its `address` the random generators are those of a single
         process."""
         batch = self.to_memory_format(batch)
-        inputs, target = (batch[:-1], batch[-1]) if isinstance(batch, tuple) else ((batch,), batch)
+        inputs, target = self.call.split(batch)
         received = self._channel.receive() if self._channel.before is not None else None
         if address is not None:
             self.rng.seed_step(*address)
@@ -103,7 +103,7 @@ class PipelinedStep(Step):
         """Return the activations of this stage, or the loss in the last stage."""
         inputs, carried, target = given
         left = self.strategy.module(inputs, carried)
-        return left if self._channel.after is not None else self.loss(left, target)
+        return left if self._channel.after is not None else self.call.loss_of(left, target)
 
     def _back(self, passed: InFlightMicroBatch, *, share: float) -> tuple[Tensor, list[Sending]]:
         """Return the contribution of the micro-batch to the loss, and the sends in progress."""

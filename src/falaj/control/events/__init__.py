@@ -1,0 +1,1 @@
+"""The delivery of events to webhooks."""

@@ -1,0 +1,1 @@
+"""Outgoing HTTP requests, to hosts that falaj.toml allows."""

@@ -1,0 +1,184 @@
+"""Outgoing HTTPS requests by an allow-list of hosts, ports and networks."""
+
+from __future__ import annotations
+
+import http.client
+import ipaddress
+import socket
+import ssl
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from urllib.parse import SplitResult, urlsplit
+
+from falaj.errors import InvalidInput
+from falaj.ports.egress import Admit, DeliveryFailed
+from falaj.records.config import read_egress_host
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+DEADLINE_S = 10.0
+"""Time for a whole request, from the connection to the end of the answer's head."""
+PORTS = {"https": 443, "http": 80}
+NOT_PUBLIC = [
+    ipaddress.ip_network(each)
+    for each in (
+        # these lead to an IPv4 address inside them
+        *("64:ff9b::/96", "64:ff9b:1::/48", "2002::/16", "::/96", "::ffff:0:0:0/96"),
+        # these are local, or nobody's
+        *("fec0::/10", "3fff::/20", "5f00::/16", "192.0.0.0/24", "192.88.99.0/24"),
+    )
+]
+"""Networks that Python takes for public ones."""
+
+
+class HttpEgress:
+    """Sends requests to the hosts in `allow`; to a private address only if its network is listed there too.
+
+    `ca` is a PEM file with the certificates of further authorities.
+    """
+
+    def __init__(self, allow: Sequence[str], *, ca: Path | None = None) -> None:
+        rules = [read_egress_host(each) for each in allow]
+        self._names = {(rule.host, rule.port) for rule in rules if rule.network is None}
+        self._networks = [(rule.network, rule.port) for rule in rules if rule.network is not None]
+        self._ca = ca
+
+    def require(self, url: str) -> None:
+        target = _split(url)
+        host, port = _host(target), _port(target)
+        if not self._is_listed(host, port):
+            where = host if port == PORTS[target.scheme] else f"{host}:{port}"
+            raise InvalidInput.at(
+                "url",
+                given=where,
+                allowed="a host in egress.allow of falaj.toml; nothing leaves this host otherwise",
+                fix=f'ask the operator for:  [egress]  allow = ["{where}"]',
+            )
+
+    def post(self, url: str, *, headers: Mapping[str, str], body: bytes, admit: Admit) -> int:
+        try:
+            self.require(url)
+        except InvalidInput as error:
+            raise DeliveryFailed(error.faults[0].allowed or error.message) from None
+        target = _split(url)
+        host, port = _host(target), _port(target)
+        address = self._resolve(host, port, secure=target.scheme == "https")
+        admit(str(address))
+        connection = _Pinned(host, port, str(address), self._context() if target.scheme == "https" else None)
+        overdue = threading.Timer(DEADLINE_S, connection.abort)
+        overdue.daemon = True
+        overdue.start()
+        try:
+            path = (target.path or "/") + (f"?{target.query}" if target.query else "")
+            connection.request("POST", path, body=body, headers=dict(headers))
+            return connection.getresponse().status
+        except (OSError, http.client.HTTPException) as error:
+            raise DeliveryFailed(_reason(error, host, port)) from None
+        finally:
+            overdue.cancel()
+            connection.close()
+
+    def _resolve(self, host: str, port: int, *, secure: bool) -> Address:
+        """Return the address of `host` that the request goes to: the first one that is allowed."""
+        try:
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        except OSError as error:
+            raise DeliveryFailed(f"the name {host} cannot be resolved: {error.strerror}") from None
+        addresses = [ipaddress.ip_address(entry[4][0].partition("%")[0]) for entry in found]  # type: ignore[union-attr]
+        fitting = [each for each in map(_plain, addresses) if self._is_reachable(each, port)]
+        if not fitting:
+            shown = ", ".join(str(each) for each in dict.fromkeys(addresses))
+            raise DeliveryFailed(f"{host} is {shown}, a private address that egress.allow does not list")
+        if not secure and not fitting[0].is_loopback:
+            raise DeliveryFailed("http is allowed to this machine only; use https")
+        return fitting[0]
+
+    def _is_listed(self, host: str, port: int) -> bool:
+        if (host, None) in self._names or (host, port) in self._names:
+            return True
+        try:
+            return self._is_in_networks(_plain(ipaddress.ip_address(host)), port)
+        except ValueError:
+            return False
+
+    def _is_reachable(self, address: Address, port: int) -> bool:
+        public = address.is_global and not any(address in network for network in NOT_PUBLIC)
+        return public or self._is_in_networks(address, port)
+
+    def _is_in_networks(self, address: Address, port: int) -> bool:
+        return any(address in network and only in (None, port) for network, only in self._networks)
+
+    def _context(self) -> ssl.SSLContext:
+        context = ssl.create_default_context()
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        if self._ca is not None:
+            context.load_verify_locations(self._ca)
+        return context
+
+
+class _Pinned(http.client.HTTPConnection):
+    """A connection to an address that was resolved before; TLS is checked against the host's name."""
+
+    def __init__(self, host: str, port: int, address: str, context: ssl.SSLContext | None) -> None:
+        super().__init__(host, port, timeout=DEADLINE_S)
+        self.default_port = 443 if context else 80
+        self._address = address
+        self._tls = context
+
+    def connect(self) -> None:
+        plain = socket.create_connection((self._address, self.port), timeout=DEADLINE_S)
+        self.sock = plain
+        if self._tls is not None:
+            self.sock = self._tls.wrap_socket(plain, server_hostname=self.host)
+
+    def abort(self) -> None:
+        """End the request: whoever reads from the socket gets an error."""
+        connected = self.sock
+        if connected is not None:
+            try:
+                connected.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                return
+
+
+def _split(url: str) -> SplitResult:
+    try:
+        target = urlsplit(url)
+        _ = target.port
+    except ValueError as error:
+        raise InvalidInput.at("url", given="a URL that cannot be read", allowed=str(error)) from None
+    rule = "https://HOST[:PORT]/PATH, without a user, a password or a fragment; http to this machine only"
+    plain = url.isascii() and url.isprintable() and " " not in url
+    if (
+        target.scheme not in PORTS
+        or not target.hostname
+        or "@" in target.netloc
+        or target.fragment
+        or not plain
+    ):
+        raise InvalidInput.at("url", given=f"{target.scheme or '(none)'}://…", allowed=rule)
+    return target
+
+
+def _host(target: SplitResult) -> str:
+    return (target.hostname or "").rstrip(".").lower()
+
+
+def _port(target: SplitResult) -> int:
+    return target.port or PORTS[target.scheme]
+
+
+def _plain(address: Address) -> Address:
+    """Return the IPv4 address that an IPv6 one stands for, or the address itself."""
+    return getattr(address, "ipv4_mapped", None) or address
+
+
+def _reason(error: Exception, host: str, port: int) -> str:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"the certificate of {host} is not valid: {error.verify_message}"
+    if isinstance(error, TimeoutError):
+        return f"{host}:{port} did not answer within {DEADLINE_S:.0f} s"
+    if isinstance(error, http.client.HTTPException):
+        return f"{host}:{port} ended the connection, or did not answer in HTTP ({type(error).__name__})"
+    return f"{host}:{port}: {getattr(error, 'strerror', None) or type(error).__name__}"

@@ -1,0 +1,1 @@
+"""Versions of tables that views and training sets have published, and the files that they consist of."""

@@ -1,0 +1,1 @@
+"""Events: what was done on the platform, for people to list and for webhooks to receive."""

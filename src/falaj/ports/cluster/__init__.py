@@ -1,0 +1,1 @@
+"""The ports to a cluster that the platform shares with its administrators."""

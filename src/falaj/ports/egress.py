@@ -1,0 +1,28 @@
+"""The port for outgoing requests: every one goes to a host that the operator has allowed, and to nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+Admit = Callable[[str], None]
+"""Is called with the address that a request will go to; raises if it may not go there."""
+
+
+class DeliveryFailed(Exception):
+    """A request that got no answer in time; `str` says why, without the path of the URL, which may be a secret."""
+
+
+class Egress(Protocol):
+    """Sends requests to allowed hosts. Follows no redirect, uses no proxy, and resolves a name once per request."""
+
+    def require(self, url: str) -> None:
+        """Raise InvalidInput unless requests to `url` are allowed; no name is looked up."""
+        ...
+
+    def post(self, url: str, *, headers: Mapping[str, str], body: bytes, admit: Admit) -> int:
+        """Send `body`, and return the status of the answer.
+
+        Raise DeliveryFailed if there is none, or if the host or its address is not allowed.
+        """
+        ...

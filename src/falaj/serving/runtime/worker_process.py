@@ -1,0 +1,91 @@
+"""The worker process of one model: it opens the model, limits its own memory, and runs what it is sent.
+
+    python -I -m falaj.serving.runtime.worker_process MEMORY_BYTES
+
+Its standard output is the control socket, over which it gets a socket for each run that it does at a time. It runs in a
+sandbox where there is one, has no key, no token and no file of the platform, and ends when the server closes its end.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import socket
+import sys
+import threading
+from pathlib import Path
+
+from falaj.records.serving import ServedFile
+from falaj.serving.runtime.engine import OnnxEngine, open_session
+from falaj.serving.runtime.worker_protocol import (
+    Loaded,
+    LoadRequest,
+    Outputs,
+    RunRequest,
+    arrays_of,
+    receive,
+    reply,
+    reply_error,
+    wire,
+)
+
+MAX_CONNECTIONS = 128
+LOAD_FACTOR = 4
+"""Memory for opening a model, in sizes of its file: the bytes, the parsed graph and prepacked weights."""
+
+
+def main(memory_bytes: int, control: socket.socket, runs: list[socket.socket]) -> None:
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    request = receive(control, LoadRequest)
+    file = ServedFile.model_validate_json(request.file)
+    _limit_growth(memory_bytes + LOAD_FACTOR * len(request.content))
+    try:
+        engine = open_session(file, request.content, memory_bytes=memory_bytes, is_bounded=False)
+    except Exception as error:
+        reply_error(control, error)
+        return
+    del request
+    for connection in runs:
+        threading.Thread(target=_serve, args=(connection, engine), daemon=True).start()
+    _limit_growth(memory_bytes)
+    cost = engine.cost
+    reply(control, Loaded(engine.model.model_dump_json().encode(), cost.seconds, cost.rows))
+    control.recv(1)  # returns when the server is gone, or wants this to end
+
+
+def _serve(connection: socket.socket, engine: OnnxEngine) -> None:
+    while True:
+        try:
+            request = receive(connection, RunRequest)
+        except (EOFError, OSError):
+            return
+        try:
+            outputs = wire(engine.run(arrays_of(request.inputs), limit_s=request.limit_s))
+            reply(connection, Outputs(outputs))
+        except Exception as error:
+            reply_error(connection, error)
+
+
+def _limit_growth(size: int) -> None:
+    """Limit the private memory of this process to `size` bytes more than it has now."""
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    limit = _private_bytes() + size
+    resource.setrlimit(resource.RLIMIT_DATA, (limit if hard < 0 else min(limit, hard), hard))
+
+
+def _private_bytes() -> int:
+    """Return what counts for RLIMIT_DATA; 0 where the system does not say."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return 0
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmData"))
+
+
+if __name__ == "__main__":
+    control = socket.socket(fileno=os.dup(1))
+    os.dup2(2, 1)  # nothing but messages goes to the server
+    control.sendall(b"\0")  # ready
+    received = socket.recv_fds(control, 1, MAX_CONNECTIONS)
+    main(int(sys.argv[1]), control, [socket.socket(fileno=descriptor) for descriptor in received[1]])
+    os._exit(0)  # runs that have not ended do not matter any more
