@@ -73,6 +73,15 @@ def _size(given: object) -> object:
 ModelIsolation = Literal["auto", "always"]
 
 
+class CallerLimits(Record):
+    """Limits of each caller of an endpoint, where the endpoint has none of its own."""
+
+    requests_per_second: Annotated[float, Field(gt=0, le=1_000_000)] | None = None
+    """Requests of each caller to each endpoint, on average; more get 429. By default as many as can be answered."""
+    burst: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    """Requests at once after a pause; by default those of a second."""
+
+
 class ServingConfig(Record):
     """The model server: its address, and how often it stores predictions. By default it uses the TLS of the API.
 
@@ -96,6 +105,8 @@ class ServingConfig(Record):
     [serving](serving.md)."""
     model_memory: Annotated[int, BeforeValidator(_size), Field(ge=1 << 26)] = 1 << 30
     """Memory for runs, like 2GiB: of each model in a process of its own, and of all others together."""
+    limits: CallerLimits = CallerLimits()
+    """Limits of each caller; an endpoint may have others (`falaj endpoints configure`)."""
 
 
 class MetadataConfig(Record):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 
+from falaj.serving.rate_limits import RateLimit
+
 
 @dataclass(frozen=True, slots=True)
 class ServerLimits:
@@ -27,5 +29,7 @@ class ServerLimits:
     stop_s: float = 10.0
     sweep_s: float = 0.5
     """Seconds between checks of deadlines."""
+    rate: RateLimit | None = None
+    """Requests of each caller to each endpoint that has no limit of its own; None: no limit."""
     threads: int = field(default_factory=lambda: os.cpu_count() or 1)
     """Threads for slow models, one per core."""

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Awaitable, Callable
 from functools import partial
 
+from falaj.apps.model_server.limits import ServerLimits
 from falaj.apps.model_server.platform.admission import GateAdmission
 from falaj.apps.model_server.platform.client import CountReporter, PlatformClient
 from falaj.apps.model_server.platform.recorder import PredictionRecorder
@@ -20,8 +21,10 @@ from falaj.apps.model_server.server import ModelServer
 from falaj.apps.process_setup import stop_with_parent
 from falaj.assembly.model_server import LocalListener, service_caller, version_opener
 from falaj.assembly.platform import LocalPlatform
+from falaj.records.config import CallerLimits
 from falaj.records.governance.identity import Role
 from falaj.serving.dependencies import NoPredictionSink
+from falaj.serving.rate_limits import RateLimit
 from falaj.serving.service import MODEL_SERVER
 from falaj.serving.validation import require_still_servable
 
@@ -44,13 +47,20 @@ async def serve(
     every_s = platform.config.serving.log_every.total_seconds()
     recorder = PredictionRecorder(client.store_batch, every_s=every_s, collector=client.collector)
     sink = recorder if platform.config.serving.predictions == "log" else NoPredictionSink()
-    server = ModelServer(admission, features=client, sink=sink, failures=platform.failures, load=client.load)
+    server = ModelServer(
+        admission,
+        features=client,
+        sink=sink,
+        limits=ServerLimits(rate=_rate_limit(platform.config.serving.limits)),
+        failures=platform.failures,
+        load=client.load,
+    )
     counters = CountReporter(client, server.metrics, recorder, lambda: admission.endpoints)
     recorder.periodic_tasks = (counters.report, client.deliver_windows)
     servable = partial(require_still_servable, platform.gate)
     opened = version_opener(platform.services)
     reloader = DeploymentReloader(
-        platform.database, server, admission, recorder, opened, client.report_problems, servable
+        platform.database, server, admission, recorder, opened, client.report_versions, servable
     )
     recorder.start()
     tls = platform.config.tls_of_serving
@@ -64,6 +74,11 @@ async def serve(
     await server.stop()
     epoch_watch.cancel()
     await asyncio.to_thread(recorder.stop)
+
+
+def _rate_limit(limits: CallerLimits) -> RateLimit | None:
+    per_second = limits.requests_per_second
+    return None if per_second is None else RateLimit(per_second, limits.burst or max(1.0, per_second))
 
 
 def tune_interpreter() -> None:

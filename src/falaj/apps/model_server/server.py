@@ -21,7 +21,7 @@ from falaj.apps.model_server.metrics import ServerMetrics
 from falaj.apps.tls_listener import TlsListener
 from falaj.errors import FalajError
 from falaj.records.config import ServerConfig, Tls
-from falaj.records.serving import Deployment, Endpoint, ServedFile
+from falaj.records.serving import Deployment, Endpoint, MeasuredVersion, ServedFile, ServingSettings
 from falaj.serving.dependencies import (
     Admission,
     AuthenticationFailures,
@@ -32,8 +32,9 @@ from falaj.serving.dependencies import (
     PredictionSink,
 )
 from falaj.serving.deployment_state import DeploymentState
+from falaj.serving.rate_limits import RateLimits
 from falaj.serving.runtime.batch_queue import BatchQueue, QueuedRequest
-from falaj.serving.runtime.engine import ModelEngine
+from falaj.serving.runtime.engine import LONGEST_S, ModelEngine
 from falaj.serving.runtime.loading import load as load_file
 
 Array = npt.NDArray[Any]
@@ -67,7 +68,13 @@ class ModelServer:
         self.now = self._loop.time()
         self._sink: PredictionSink = sink or NoPredictionSink()
         self._deployment_state = DeploymentState(self._make_queue, load)
-        self._dispatcher = Dispatcher(admission, features or NoFeatureReader(), self._sink, self.metrics)
+        self._dispatcher = Dispatcher(
+            admission,
+            features or NoFeatureReader(),
+            self._sink,
+            self.metrics,
+            RateLimits(self.limits.rate),
+        )
         self.dispatch = self._dispatcher.dispatch
         self.recognize = admission.recognize
         self.authenticate = self._dispatcher.authenticate
@@ -140,15 +147,24 @@ class ModelServer:
             connection.expire()
         self._sweeping = self._loop.call_later(self.limits.sweep_s, self._sweep)
 
-    def _make_queue(self, engine: ModelEngine) -> BatchQueue:
+    def measured(self, file: ServedFile) -> MeasuredVersion | None:
+        """Return how a version runs, if it is loaded."""
+        queue = self._deployment_state.queue_of(file)
+        return None if queue is None else queue.measured(file)
+
+    def _make_queue(self, engine: ModelEngine, settings: ServingSettings) -> BatchQueue:
         answered = None if isinstance(self._sink, NoPredictionSink) else self._record_batch
+        instances = settings.instances or self.limits.threads
         # each has threads of its own: a model whose runs take long keeps no other from running
         return BatchQueue(
             engine,
-            pool=ThreadPoolExecutor(self.limits.threads, thread_name_prefix="model"),
-            threads=self.limits.threads,
+            pool=ThreadPoolExecutor(instances, thread_name_prefix="model"),
+            threads=instances,
             answered=answered,
             most_waiting=self.limits.waiting,
+            max_queue_s=None if settings.max_queue_ms is None else settings.max_queue_ms / 1000,
+            batch_delay_s=(settings.batch_delay_ms or 0) / 1000,
+            timeout_s=LONGEST_S if settings.timeout_ms is None else settings.timeout_ms / 1000,
         )
 
     def _record_batch(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from collections.abc import Sequence
 from concurrent.futures import Executor
@@ -15,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from falaj.errors import DeadlineExceeded, FalajError, InvalidInput, Overloaded, Unavailable
-from falaj.records.serving import DYNAMIC, Datatype, Tensor
+from falaj.records.serving import DYNAMIC, Datatype, MeasuredVersion, ServedFile, Tensor
 from falaj.serving.runtime.engine import LONGEST_S, QUICK_S, ModelEngine
 from falaj.serving.runtime.probe import DYNAMIC_SIZE
 from falaj.serving.runtime.queue_limit import QueueLimit
@@ -99,7 +100,7 @@ class BatchQueue:
         self._loop = asyncio.get_running_loop()
         self._pool = pool
         self._answered = answered
-        self._free_threads = threads
+        self._free_threads = self._instances = threads
         self._inline_rows = engine.cost.inline_rows
         self._inline_limits = [_inline_limit(tensor) for tensor in engine.model.inputs]
         self._has_texts = any(tensor.datatype is Datatype.BYTES for tensor in engine.model.inputs)
@@ -131,6 +132,20 @@ class BatchQueue:
     @property
     def is_overloaded(self) -> bool:
         return self._limit.is_overloaded
+
+    def measured(self, file: ServedFile) -> MeasuredVersion:
+        """Return how the model runs, and what was measured when it was loaded."""
+        cost = self.engine.cost
+        return MeasuredVersion(
+            version=file.version,
+            run_ms=round(1000 * cost.seconds, 4),
+            row_ms=round(1000 * cost.more_seconds, 4),
+            batch_rows=cost.rows,
+            instances=self._instances,
+            threads=min(file.settings.threads or 1, os.cpu_count() or 1),
+            max_queue_ms=round(1000 * self._limit.max_wait_s, 3),
+            place="process" if not self.engine.in_process else "event loop" if cost.inline else "threads",
+        )
 
     def submit(self, request: QueuedRequest) -> None:
         """Queue `request` for the next batch. Raise Overloaded if it would have to wait for too long."""

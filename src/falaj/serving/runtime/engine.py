@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -149,6 +150,7 @@ class OnnxEngine:
 def open_session(file: ServedFile, content: bytes, *, memory_bytes: int, is_bounded: bool) -> OnnxEngine:
     """Open and probe a model in this process. `is_bounded`: its work follows from the shapes of its inputs."""
     session = _open(file, content, memory_bytes)
+    most_rows = file.settings.max_batch_rows
     model = ServedModel(
         name=file.model,
         version=file.version,
@@ -161,7 +163,7 @@ def open_session(file: ServedFile, content: bytes, *, memory_bytes: int, is_boun
     def trial(inputs: Sequence[Array]) -> list[Array]:
         return WATCHDOG.run(session, dict(zip(names, inputs, strict=True)), limit_s=TRIAL_S)
 
-    cost = measure(model, trial, is_bounded=is_bounded)
+    cost = measure(model, trial, is_bounded=is_bounded, max_batch_rows=most_rows)
     _log.info("loaded %s@%s: %s", file.model, file.version, cost)
     return OnnxEngine(model, cost, session, names)
 
@@ -182,7 +184,8 @@ def _explained(error: Exception) -> Exception:
 def _open(file: ServedFile, content: bytes, memory_bytes: int) -> ort.InferenceSession:
     _SHARED_ARENA.create(memory_bytes)
     options = ort.SessionOptions()
-    options.intra_op_num_threads = 1  # requests run in parallel; a model on all cores would make them queue
+    # requests run in parallel: a model on all cores would make them queue
+    options.intra_op_num_threads = min(file.settings.threads or 1, os.cpu_count() or 1)
     options.inter_op_num_threads = 1
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", NOWHERE)

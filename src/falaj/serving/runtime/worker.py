@@ -157,7 +157,7 @@ class WorkerEngine:
         self._file = file
         self._content = content
         self._memory_bytes = memory_bytes
-        self.threads = threads or os.cpu_count() or 1
+        self.threads = threads or file.settings.instances or os.cpu_count() or 1
         self._lock = threading.Lock()
         self._restart_at = 0.0
         self._backoff_s = 0.0

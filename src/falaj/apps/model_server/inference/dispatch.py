@@ -18,9 +18,10 @@ from falaj.apps.model_server.http.responses import HttpResponse
 from falaj.apps.model_server.inference.paths import UNKNOWN, PathKind, PathTarget, build_path_table
 from falaj.apps.model_server.inference.prediction import Prediction, prepare
 from falaj.apps.model_server.metrics import ServerMetrics
-from falaj.errors import Denied, FalajError, Internal, NotFound, Unavailable
+from falaj.errors import Denied, FalajError, Internal, NotFound, RateLimited, Unavailable
 from falaj.serving.dependencies import Admission, FeatureReader, PredictionSink
 from falaj.serving.deployment_state import ServedEndpoint
+from falaj.serving.rate_limits import RateLimits
 
 MODELS = b"/v2/models/"
 LARGE_BODY_BYTES = 256 * 1024
@@ -48,8 +49,10 @@ class Dispatcher:
         features: FeatureReader,
         sink: PredictionSink,
         metrics: ServerMetrics,
+        rates: RateLimits,
     ) -> None:
         self._admission = admission
+        self._rates = rates
         self._features = features
         self._sink = sink
         self._metrics = metrics
@@ -180,6 +183,12 @@ class Dispatcher:
 
     def _infer(self, exchange: HttpExchange, target: PathTarget, caller: str) -> None:
         looks_up = target.served is not None and target.served.joins
+        if target.served is not None:
+            try:
+                self._rates.require(target.served.endpoint, caller, time.monotonic())
+            except RateLimited as error:
+                self._failed(exchange, target, error)
+                return
         if exchange.size > (LARGE_LOOKUP_BYTES if looks_up else LARGE_BODY_BYTES):
             future = self._parsing_pool.submit(prepare, exchange, target, caller, self._features)
             future.add_done_callback(partial(self._on_prepared, exchange, target))

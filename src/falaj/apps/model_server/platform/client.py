@@ -15,7 +15,7 @@ from falaj.monitoring.windows.collector import Collector
 from falaj.monitoring.windows.delivery import Delivery
 from falaj.records.features import OnlineRows
 from falaj.records.monitoring.monitors import WindowRecord
-from falaj.records.serving import LoadProblem, ServedFile, VersionCounts
+from falaj.records.serving import LoadProblem, MeasuredVersion, ServedFile, VersionCounts
 from falaj.serving.runtime.engine import ModelEngine
 from falaj.serving.runtime.loading import open_model
 from falaj.serving.runtime.worker import WorkerStarter
@@ -72,9 +72,15 @@ class PlatformClient:
                 views=source.views,
             )
 
-    def report_problems(self, endpoint: str, problems: tuple[LoadProblem, ...]) -> None:
+    def report_versions(
+        self,
+        endpoint: str,
+        *,
+        problems: tuple[LoadProblem, ...] = (),
+        measured: tuple[MeasuredVersion, ...] = (),
+    ) -> None:
         with acting_as(self._account):
-            self._services.endpoints.report(endpoint, problems=problems)
+            self._services.endpoints.report(endpoint, problems=problems, measured=measured)
 
     def report(self, endpoint: str, counts: tuple[VersionCounts, ...]) -> None:
         with acting_as(self._account):
