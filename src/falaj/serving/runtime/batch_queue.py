@@ -397,6 +397,8 @@ def _run(engine: ModelEngine, batch: Batch, limit_s: float) -> Result:
     columns = zip(*(request.inputs for request in batch), strict=True)
     inputs = [np.concatenate(column) for column in columns]
     outputs = engine.run(inputs, limit_s=limit_s)
+    if any(len(array) != len(inputs[0]) for array in outputs):  # whose rows are whose?
+        raise ValueError("a batch was answered with another number of rows; its requests run alone")
     at = 0
     for request in batch:
         end = at + len(request.inputs[0])

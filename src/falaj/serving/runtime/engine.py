@@ -144,6 +144,7 @@ class OnnxEngine:
         except Exception as error:
             raise _explained(error) from None
         require_small_outputs(outputs)
+        require_declared_outputs(self.model, outputs)
         return outputs
 
 
@@ -169,9 +170,32 @@ def open_session(file: ServedFile, content: bytes, *, memory_bytes: int, is_boun
 
 
 def require_small_outputs(outputs: Sequence[Array]) -> None:
-    size = sum(array.nbytes for array in outputs)
+    size = sum(getattr(array, "nbytes", 0) for array in outputs)
     if size > MAX_OUTPUT_BYTES:
         raise TooLarge.at("outputs", given=f"{size} bytes", allowed=f"at most {MAX_OUTPUT_BYTES} bytes")
+
+
+def require_declared_outputs(model: ServedModel, outputs: Sequence[Array]) -> None:
+    """Raise InvalidInput unless a model has answered as it declares. One without a shape has declared nothing."""
+    if len(outputs) != len(model.outputs):
+        raise InvalidInput(
+            f"the model {model.name}@{model.version} answered with {len(outputs)} outputs where it declares "
+            f"{len(model.outputs)}; its answer is not passed on"
+        )
+    for tensor, array in zip(model.outputs, outputs, strict=True):
+        shape = getattr(array, "shape", None)
+        if tensor.shape and (shape is None or not _agrees(tensor.shape, shape)):
+            given = "no tensor" if shape is None else f"the shape {list(shape)}"
+            raise InvalidInput(
+                f"the model {model.name}@{model.version} answered {tensor.name} with {given} where it declares "
+                f"{list(tensor.shape)}; its answer is not passed on"
+            )
+
+
+def _agrees(declared: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+    return len(declared) == len(shape) and all(
+        size in (DYNAMIC, found) for size, found in zip(declared, shape, strict=True)
+    )
 
 
 def _explained(error: Exception) -> Exception:
