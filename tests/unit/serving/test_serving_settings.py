@@ -11,9 +11,9 @@ from pydantic import ValidationError
 
 from falaj.errors import RateLimited
 from falaj.records.serving import Deployment, Endpoint, Route, ServedFile, ServingSettings
-from falaj.serving import rate_limits
-from falaj.serving.rate_limits import RateLimit, RateLimits
+from falaj.serving.runtime import rate_limits
 from falaj.serving.runtime.loading import load
+from falaj.serving.runtime.rate_limits import RateLimit, RateLimits
 from model_servers import OTHER_TOKEN, RawClient, centred, constant, deployment, mlp, request, serving
 
 BODY = b'{"inputs":[{"name":"x","shape":[1,2],"datatype":"FP32","data":[1,2]}]}'

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 
-from falaj.serving.rate_limits import RateLimit
+from falaj.serving.runtime.rate_limits import RateLimit
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from falaj.assembly.platform import LocalPlatform
 from falaj.records.config import CallerLimits
 from falaj.records.governance.identity import Role
 from falaj.serving.dependencies import NoPredictionSink
-from falaj.serving.rate_limits import RateLimit
+from falaj.serving.runtime.rate_limits import RateLimit
 from falaj.serving.service import MODEL_SERVER
 from falaj.serving.validation import require_still_servable
 

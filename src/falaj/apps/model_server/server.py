@@ -32,10 +32,10 @@ from falaj.serving.dependencies import (
     PredictionSink,
 )
 from falaj.serving.deployment_state import DeploymentState
-from falaj.serving.rate_limits import RateLimits
 from falaj.serving.runtime.batch_queue import BatchQueue, QueuedRequest
 from falaj.serving.runtime.engine import LONGEST_S, ModelEngine
 from falaj.serving.runtime.loading import load as load_file
+from falaj.serving.runtime.rate_limits import RateLimits
 
 Array = npt.NDArray[Any]
 

@@ -21,7 +21,7 @@ from falaj.apps.model_server.metrics import ServerMetrics
 from falaj.errors import Denied, FalajError, Internal, NotFound, RateLimited, Unavailable
 from falaj.serving.dependencies import Admission, FeatureReader, PredictionSink
 from falaj.serving.deployment_state import ServedEndpoint
-from falaj.serving.rate_limits import RateLimits
+from falaj.serving.runtime.rate_limits import RateLimits
 
 MODELS = b"/v2/models/"
 LARGE_BODY_BYTES = 256 * 1024
