@@ -73,7 +73,7 @@ def _size(given: object) -> object:
 ModelIsolation = Literal["auto", "always"]
 
 
-class CallerLimits(Record):
+class ServingLimits(Record):
     """Limits of each caller of an endpoint, where the endpoint has none of its own."""
 
     requests_per_second: Annotated[float, Field(gt=0, le=1_000_000)] | None = None
@@ -105,7 +105,7 @@ class ServingConfig(Record):
     [serving](serving.md)."""
     model_memory: Annotated[int, BeforeValidator(_size), Field(ge=1 << 26)] = 1 << 30
     """Memory for runs, like 2GiB: of each model in a process of its own, and of all others together."""
-    limits: CallerLimits = CallerLimits()
+    limits: ServingLimits = ServingLimits()
     """Limits of each caller; an endpoint may have others (`falaj endpoints configure`)."""
 
 

@@ -21,7 +21,7 @@ from falaj.apps.model_server.server import ModelServer
 from falaj.apps.process_setup import stop_with_parent
 from falaj.assembly.model_server import LocalListener, service_caller, version_opener
 from falaj.assembly.platform import LocalPlatform
-from falaj.records.config import CallerLimits
+from falaj.records.config import ServingLimits
 from falaj.records.governance.identity import Role
 from falaj.serving.dependencies import NoPredictionSink
 from falaj.serving.runtime.rate_limits import RateLimit
@@ -76,7 +76,7 @@ async def serve(
     await asyncio.to_thread(recorder.stop)
 
 
-def _rate_limit(limits: CallerLimits) -> RateLimit | None:
+def _rate_limit(limits: ServingLimits) -> RateLimit | None:
     per_second = limits.requests_per_second
     return None if per_second is None else RateLimit(per_second, limits.burst or max(1.0, per_second))
 
