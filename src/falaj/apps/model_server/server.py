@@ -35,6 +35,7 @@ from falaj.serving.deployment_state import DeploymentState
 from falaj.serving.runtime.batch_queue import BatchQueue, QueuedRequest
 from falaj.serving.runtime.engine import ModelEngine
 from falaj.serving.runtime.loading import load as load_file
+from falaj.serving.runtime.run_statistics import CountedEngine
 
 Array = npt.NDArray[Any]
 
@@ -146,7 +147,7 @@ class ModelServer:
         answered = None if isinstance(self._sink, NoPredictionSink) else self._record_batch
         pool = self._pool if engine.in_process else ThreadPoolExecutor(self.limits.threads)
         return BatchQueue(
-            engine,
+            CountedEngine(engine),
             pool=pool,
             threads=self.limits.threads,
             answered=answered,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -15,6 +15,13 @@ from falaj.apps.model_server.http import responses
 from falaj.apps.model_server.http.exchange import HttpExchange
 from falaj.apps.model_server.http.responses import HttpResponse
 from falaj.apps.model_server.inference.decisions import DecisionQueue, Done
+from falaj.apps.model_server.inference.model_reports import (
+    describe_index,
+    describe_statistics,
+    read_index_request,
+    require_plain_load,
+    unload_refused,
+)
 from falaj.apps.model_server.inference.paths import UNKNOWN, PathKind, PathTarget, build_path_table
 from falaj.apps.model_server.inference.prediction import Prediction, prepare
 from falaj.apps.model_server.metrics import ServerMetrics
@@ -22,13 +29,23 @@ from falaj.errors import Denied, FalajError, Internal, NotFound, Unavailable
 from falaj.serving.dependencies import Admission, FeatureReader, PredictionSink
 from falaj.serving.deployment_state import ServedEndpoint
 
-MODELS = b"/v2/models/"
+MODELS, REPOSITORY = b"/v2/models/", b"/v2/repository/models/"
+NAMING = (MODELS, REPOSITORY)
+"""Beginnings of paths that name an endpoint."""
+LAST_WORDS = frozenset((b"infer", b"ready", b"config", b"stats", b"load", b"unload"))
 LARGE_BODY_BYTES = 256 * 1024
 """Larger bodies are parsed in a thread, to keep the event loop free."""
 LARGE_LOOKUP_BYTES = 4 * 1024
 """So are those whose features are looked up, which takes longer for each value."""
 PARSING_THREADS = 2
 """Threads for large bodies. JSON is parsed under the interpreter's lock, so that more would only take memory."""
+
+REPORTS = frozenset(
+    (
+        *(PathKind.METRICS, PathKind.STATISTICS, PathKind.ALL_STATISTICS),
+        *(PathKind.INDEX, PathKind.LOAD, PathKind.UNLOAD),
+    )
+)
 
 _log = logging.getLogger(__name__)
 
@@ -50,12 +67,13 @@ class Dispatcher:
         self._parsing_pool = ThreadPoolExecutor(PARSING_THREADS, thread_name_prefix="parsing")
         self._loop = asyncio.get_running_loop()
         self._paths: dict[bytes, PathTarget] = {}
+        self._served: Mapping[str, ServedEndpoint] = {}
         self.ready = False
 
     def update(self, served: Mapping[str, ServedEndpoint]) -> None:
         """Dispatch to `served`."""
         self._paths = build_path_table(served, self._metrics, self._sink)
-        self._metrics.served = served
+        self._metrics.served = self._served = served
         self.ready = True
 
     def close(self) -> None:
@@ -107,12 +125,43 @@ class Dispatcher:
             self._infer(exchange, target, caller)
         elif target.response is not None:
             exchange.finish(target.response)
-        elif target.kind is PathKind.METRICS:
-            exchange.finish(HttpResponse(200, self._metrics.render(), responses.METRICS))
-        elif not self.ready and exchange.path.startswith(MODELS):
+        elif target.kind in REPORTS:
+            self._report(exchange, target)
+        elif not self.ready and exchange.path.startswith(NAMING):
             exchange.finish(_not_ready())  # what it names may be served once the models are loaded
         else:
             exchange.finish(_not_found(exchange.path))
+
+    def _report(self, exchange: HttpExchange, target: PathTarget) -> None:
+        """Answer what is asked about the server and its models."""
+        try:
+            if target.kind is PathKind.METRICS:
+                exchange.finish(HttpResponse(200, self._metrics.render(), responses.METRICS))
+            elif target.kind is PathKind.STATISTICS and target.served is not None:
+                found = describe_statistics([target.served], self._metrics, version=target.version)
+                exchange.finish(responses.json_response(found))
+            elif target.kind is PathKind.LOAD:
+                require_plain_load(exchange.body, target.endpoint or "")
+                exchange.finish(responses.json_response({}))
+            elif target.kind is PathKind.UNLOAD:
+                raise unload_refused(target.endpoint or "")
+            else:
+                self._list(exchange, target)
+        except FalajError as error:
+            self._refuse(exchange, error)
+
+    def _list(self, exchange: HttpExchange, target: PathTarget) -> None:
+        """Answer about all endpoints that the caller may call."""
+        if target.kind is PathKind.INDEX:
+            read_index_request(exchange.body)
+        done = partial(self._listed, exchange, target)
+        self.decisions.permitted(exchange.credential or "", tuple(self._served), done)
+
+    def _listed(self, exchange: HttpExchange, target: PathTarget, names: Sequence[str]) -> None:
+        served = [self._served[name] for name in names if name in self._served]
+        is_index = target.kind is PathKind.INDEX
+        found = describe_index(served) if is_index else describe_statistics(served, self._metrics)
+        exchange.finish(responses.json_response(found))
 
     def _infer(self, exchange: HttpExchange, target: PathTarget, caller: str) -> None:
         looks_up = target.served is not None and target.served.joins
@@ -160,7 +209,7 @@ class Dispatcher:
 
 def _unknown_target(path: bytes) -> PathTarget:
     """Return the target of a path that is not served. The name of an endpoint is decided about like one that is."""
-    return replace(UNKNOWN, endpoint=_endpoint_in(path)) if path.startswith(MODELS) else UNKNOWN
+    return replace(UNKNOWN, endpoint=_endpoint_in(path)) if path.startswith(NAMING) else UNKNOWN
 
 
 def _concealed(error: FalajError, target: PathTarget, path: bytes) -> FalajError:
@@ -172,17 +221,22 @@ def _concealed(error: FalajError, target: PathTarget, path: bytes) -> FalajError
 
 def _unknown(path: bytes) -> NotFound:
     path = path.partition(b"?")[0]
-    if not path.startswith(MODELS):
+    if not path.startswith(NAMING):
         return NotFound(f"unknown path {_name(path)}")
-    return NotFound(
+    unknown = (
         f"there is no endpoint '{_endpoint_in(path)}' that you may call, or it does not have this version"
     )
+    if path.startswith(REPOSITORY):
+        unknown += "; models are served by falaj endpoints deploy, not by loading them"
+    return NotFound(unknown)
 
 
 def _endpoint_in(path: bytes) -> str:
     """Return what a path names as an endpoint, by its words alone."""
-    name = path[len(MODELS) :].removesuffix(b"/infer").removesuffix(b"/ready")
-    return _name(name.partition(b"/versions/")[0])
+    start = next(prefix for prefix in NAMING if path.startswith(prefix))
+    name, _, last = path[len(start) :].rpartition(b"/")
+    whole = name if name and last in LAST_WORDS else path[len(start) :]
+    return _name(whole.partition(b"/versions/")[0])
 
 
 def _name(text: bytes) -> str:
