@@ -69,8 +69,11 @@ class ModelServer:
         self._sink: PredictionSink = sink or NoPredictionSink()
         self._pool = ThreadPoolExecutor(self.limits.threads, thread_name_prefix="model")
         self._deployment_state = DeploymentState(self._make_queue, load)
-        self._dispatcher = Dispatcher(admission, features or NoFeatureReader(), self._sink, self.metrics)
+        self._dispatcher = Dispatcher(
+            admission, features or NoFeatureReader(), self._sink, self.metrics, self.limits
+        )
         self.dispatch = self._dispatcher.dispatch
+        self.compress = self._dispatcher.compress
         self.recognize = admission.recognize
         self.authenticate = self._dispatcher.authenticate
         self.authentication_failed = partial(

@@ -14,6 +14,7 @@ import httptools
 
 from falaj.apps.byte_shares import ByteShares
 from falaj.apps.model_server.http import responses
+from falaj.apps.model_server.http.compression import CODINGS
 from falaj.apps.model_server.http.exchange import LARGE_RESPONSE_BYTES, HttpExchange
 from falaj.apps.model_server.http.responses import HttpResponse
 from falaj.apps.model_server.limits import ServerLimits
@@ -26,6 +27,8 @@ KEPT_HEADERS = BODY_HEADERS | {
     *(b"authorization", b"content-encoding", b"expect", b"falaj-caller", b"inference-header-content-length"),
     *(b"falaj-secret", b"host"),
 }
+LISTED_HEADERS = frozenset((b"accept-encoding",))
+"""Headers that are lists, so that they may be given several times."""
 """Headers with a meaning here; each may be given once."""
 UNAUTHENTICATED_PATHS = frozenset((b"/v2/health/live", b"/v2/health/ready"))
 """The only paths that need no token; they take no body."""
@@ -69,6 +72,9 @@ class ServerContext(Protocol):
     """The other connections by their caller, oldest first."""
 
     def dispatch(self, exchange: HttpExchange) -> None: ...
+    def compress(self, exchange: HttpExchange, response: HttpResponse, coding: bytes) -> None:
+        """Compress a large response in a thread, and send it."""
+
     def recognize(self, credential: str) -> str | None:
         """Return the caller of a credential if it is known from memory."""
 
@@ -262,6 +268,8 @@ class Connection(asyncio.Protocol):
                     self._context.authentication_failed("two_tokens", self._source)
                 raise self._stop(InvalidInput(f"the header {name.decode()} is given twice"))
             self._headers[name] = value
+        elif name in LISTED_HEADERS and self._in_head:
+            self._headers[name] = self._headers[name] + b"," + value if name in self._headers else value
 
     def on_headers_complete(self) -> None:
         self._in_head = False
@@ -287,9 +295,10 @@ class Connection(asyncio.Protocol):
         elif exchange.credential is None:
             self._context.authentication_failed("no_token", self._source)
             raise self._stop(Unauthenticated("no token was presented; send 'Authorization: Bearer …'"))
-        if b"content-encoding" in headers:
+        if b"content-encoding" in headers and exchange.coding not in (b"", *CODINGS):
             raise self._stop(
-                InvalidInput("compressed bodies are not supported; send the body uncompressed"), status=415
+                InvalidInput("this coding of the body is not known; send gzip, deflate or the plain body"),
+                status=415,
             )
         self._current = exchange
         self._queue.append(exchange)
@@ -420,6 +429,9 @@ class Connection(asyncio.Protocol):
             return False
         exchange.size += size
         return True
+
+    def compress(self, exchange: HttpExchange, response: HttpResponse, coding: bytes) -> None:
+        self._context.compress(exchange, response, coding)
 
     def _send_continue(self) -> None:
         """Send 100 Continue to a client that expects it, after all earlier responses."""

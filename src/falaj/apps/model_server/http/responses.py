@@ -49,7 +49,10 @@ _heads: dict[tuple[int, str], bytes] = {}
 
 
 class HttpResponse(NamedTuple):
-    """Status, body, size of its JSON part if binary tensors follow, prediction id, and the methods that are allowed."""
+    """Status, body, size of its JSON part if binary tensors follow, prediction id, and the methods that are allowed.
+
+    `coding` is that of the body, if it is compressed.
+    """
 
     status: int
     body: bytes
@@ -57,9 +60,10 @@ class HttpResponse(NamedTuple):
     json_bytes: int | None = None
     prediction: str = ""
     allow: bytes = b""
+    coding: bytes = b""
 
     def to_bytes(self, *, closes: bool, without_body: bool = False) -> bytes:
-        status, body, kind, json_bytes, prediction, allow = self
+        status, body, kind, json_bytes, prediction, allow, coding = self
         head = _heads.get((status, kind)) or _head(status, kind)
         end = b"\r\nConnection: close\r\n\r\n" if closes else b"\r\n\r\n"
         if json_bytes is not None:
@@ -68,6 +72,8 @@ class HttpResponse(NamedTuple):
             end = b"\r\nFalaj-Prediction: %b%b" % (prediction.encode(), end)
         if allow:
             end = b"\r\nAllow: %b%b" % (allow, end)
+        if coding:
+            end = b"\r\nContent-Encoding: %b\r\nVary: Accept-Encoding%b" % (coding, end)
         return b"%b%d%b%b" % (head, len(body), end, b"" if without_body else body)
 
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from typing import Any
 from urllib.parse import quote, unquote_to_bytes
 
 from falaj.apps.model_server.http import responses
+from falaj.apps.model_server.http.compression import compress, decompress
 from falaj.apps.model_server.http.exchange import HttpExchange
 from falaj.apps.model_server.http.responses import HttpResponse
 from falaj.apps.model_server.inference.decisions import DecisionQueue, Done
@@ -24,6 +27,7 @@ from falaj.apps.model_server.inference.model_reports import (
 )
 from falaj.apps.model_server.inference.paths import UNKNOWN, PathKind, PathTarget, build_path_table
 from falaj.apps.model_server.inference.prediction import Prediction, prepare
+from falaj.apps.model_server.limits import ServerLimits
 from falaj.apps.model_server.metrics import ServerMetrics
 from falaj.errors import Denied, FalajError, Internal, NotFound, Unavailable
 from falaj.serving.dependencies import Admission, FeatureReader, PredictionSink
@@ -40,6 +44,8 @@ LARGE_LOOKUP_BYTES = 4 * 1024
 PARSING_THREADS = 2
 """Threads for large bodies. JSON is parsed under the interpreter's lock, so that more would only take memory."""
 
+MAX_DECOMPRESSIONS = 16
+"""Compressed bodies of one caller that may wait for a thread: a few bytes can be megabytes of work."""
 REPORTS = frozenset(
     (
         *(PathKind.METRICS, PathKind.STATISTICS, PathKind.ALL_STATISTICS),
@@ -59,7 +65,9 @@ class Dispatcher:
         features: FeatureReader,
         sink: PredictionSink,
         metrics: ServerMetrics,
+        limits: ServerLimits,
     ) -> None:
+        self._limits = limits
         self.decisions = DecisionQueue(admission)
         self._features = features
         self._sink = sink
@@ -68,6 +76,8 @@ class Dispatcher:
         self._loop = asyncio.get_running_loop()
         self._paths: dict[bytes, PathTarget] = {}
         self._served: Mapping[str, ServedEndpoint] = {}
+        self._decompressing: Counter[str] = Counter()
+        """Compressed bodies of each caller that wait for a thread."""
         self.ready = False
 
     def update(self, served: Mapping[str, ServedEndpoint]) -> None:
@@ -81,6 +91,12 @@ class Dispatcher:
         self._parsing_pool.shutdown(wait=False, cancel_futures=True)
 
     def dispatch(self, exchange: HttpExchange) -> None:
+        if exchange.coding and exchange.size:
+            self._decompress(exchange)
+        else:
+            self._dispatch(exchange)
+
+    def _dispatch(self, exchange: HttpExchange) -> None:
         target = self._paths.get(exchange.path) or self._normalized_target(exchange.path)
         if target.kind is PathKind.LIVE:
             exchange.finish(responses.json_response({"live": True}))
@@ -93,6 +109,40 @@ class Dispatcher:
         """Return the target of a path after normalizing its encoding."""
         plain = quote(unquote_to_bytes(path.partition(b"?")[0])).encode().rstrip(b"/")
         return self._paths.get(plain) or _unknown_target(plain)
+
+    # -------------------------------------------------------------------------------------- compression
+
+    def _decompress(self, exchange: HttpExchange) -> None:
+        if self._decompressing[exchange.holder] >= MAX_DECOMPRESSIONS:
+            self._refuse(exchange, Unavailable("too many of your compressed bodies wait; try again later"))
+            return
+        self._decompressing[exchange.holder] += 1
+        limit = self._limits.body_bytes
+        future = self._parsing_pool.submit(decompress, exchange.body, exchange.coding, limit=limit)
+        future.add_done_callback(partial(self._return, partial(self._decompressed, exchange)))
+
+    def _decompressed(self, exchange: HttpExchange, future: Future[bytes]) -> None:
+        self._decompressing[exchange.holder] -= 1
+        if not self._decompressing[exchange.holder]:
+            del self._decompressing[exchange.holder]
+        if exchange.cancelled:
+            return
+        try:
+            exchange.hold(future.result())
+        except FalajError as error:
+            self._refuse(exchange, error)
+        else:
+            self._dispatch(exchange)
+
+    def compress(self, exchange: HttpExchange, response: HttpResponse, coding: bytes) -> None:
+        """Compress a response in a thread, and send it."""
+        future = self._parsing_pool.submit(compress, response.body, coding)
+        future.add_done_callback(partial(self._return, partial(_compressed, exchange, response, coding)))
+
+    def _return(self, finish: Callable[[Future[Any]], None], future: Future[Any]) -> None:
+        """Pass the result of a thread to the event loop."""
+        if not future.cancelled() and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(finish, future)
 
     # ---------------------------------------------------------------------------------------- admission
 
@@ -167,16 +217,12 @@ class Dispatcher:
         looks_up = target.served is not None and target.served.joins
         if exchange.size > (LARGE_LOOKUP_BYTES if looks_up else LARGE_BODY_BYTES):
             future = self._parsing_pool.submit(prepare, exchange, target, caller, self._features)
-            future.add_done_callback(partial(self._on_prepared, exchange, target))
+            future.add_done_callback(partial(self._return, partial(self._prepared, exchange, target)))
             return
         try:
             self._queue(exchange, prepare(exchange, target, caller, self._features))
         except Exception as error:
             self._failed(exchange, target, error)
-
-    def _on_prepared(self, exchange: HttpExchange, target: PathTarget, future: Future[Prediction]) -> None:
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._prepared, exchange, target, future)
 
     def _prepared(self, exchange: HttpExchange, target: PathTarget, future: Future[Prediction]) -> None:
         try:
@@ -205,6 +251,12 @@ class Dispatcher:
         response = responses.error_response(error)
         self._metrics.refused[response.status] += 1
         exchange.finish(response)
+
+
+def _compressed(exchange: HttpExchange, response: HttpResponse, coding: bytes, future: Future[bytes]) -> None:
+    body = future.result()
+    is_smaller = len(body) < len(response.body)
+    exchange.send(response._replace(body=body, coding=coding) if is_smaller else response)
 
 
 def _unknown_target(path: bytes) -> PathTarget:
