@@ -12,6 +12,7 @@ from urllib.parse import quote
 from falaj.apps.model_server.http import responses
 from falaj.apps.model_server.http.responses import HttpResponse
 from falaj.apps.model_server.inference.protocol import ResponseEncoder
+from falaj.apps.model_server.inference.row_encoding import RowEncoder, row_encoder
 from falaj.apps.model_server.metrics import ServerMetrics, VersionMetrics
 from falaj.records.serving import DYNAMIC, Datatype, ServedModel, Tensor
 from falaj.serving.dependencies import METRICS, PredictionSink
@@ -34,6 +35,8 @@ class VersionResponder(NamedTuple):
     encoder: ResponseEncoder
     metrics: VersionMetrics
     next_id: Callable[[], str]
+    rows: RowEncoder | None = None
+    """Encodes responses of one row for whole batches, if the model allows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +74,7 @@ def build_path_table(
     for name, found in served.items():
         known = found.endpoint.id or name
         responders = {
-            version: VersionResponder(
-                ResponseEncoder(name, queue.model),
-                metrics.of_version(name, version),
-                partial(sink.next_id, known, version),
-            )
+            version: _responder(name, queue.model, metrics, partial(sink.next_id, known, version))
             for version, queue in found.queues.items()
         }
         for called in dict.fromkeys((name, known)):
@@ -84,6 +83,15 @@ def build_path_table(
                 start = path if version is None else path + f"/versions/{quote(version)}".encode()
                 paths |= _endpoint_paths(start, found, version, responders)
     return paths
+
+
+def _responder(
+    name: str, model: ServedModel, metrics: ServerMetrics, next_id: Callable[[], str]
+) -> VersionResponder:
+    encoder = ResponseEncoder(name, model)
+    return VersionResponder(
+        encoder, metrics.of_version(name, model.version), next_id, row_encoder(encoder, model)
+    )
 
 
 def _endpoint_paths(
