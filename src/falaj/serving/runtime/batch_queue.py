@@ -35,6 +35,27 @@ INLINE_CHARACTERS = 8192
 _log = logging.getLogger(__name__)
 
 
+class RowSlice(Sequence[Array]):
+    """The outputs of one request: its rows of the outputs of a batch, cut out when they are read."""
+
+    __slots__ = ("arrays", "end", "shared", "start")
+
+    def __init__(self, arrays: Sequence[Array], start: int, end: int, shared: dict[object, Any]) -> None:
+        self.arrays = arrays
+        self.start = start
+        self.end = end
+        self.shared = shared
+        """What renderers of the same batch make once for all its requests."""
+
+    def __len__(self) -> int:
+        return len(self.arrays)
+
+    def __getitem__(self, number: Any) -> Any:
+        if isinstance(number, slice):
+            return [array[self.start : self.end] for array in self.arrays[number]]
+        return self.arrays[number][self.start : self.end]
+
+
 class QueuedRequest(Protocol):
     """A request in a batch queue."""
 
@@ -43,7 +64,7 @@ class QueuedRequest(Protocol):
     """The client no longer waits for the response."""
 
     def render(self, outputs: Sequence[Array]) -> None:
-        """Encode the response; may run in a thread."""
+        """Encode the response; may run in a thread. `outputs` is a RowSlice if several requests ran as one batch."""
 
     def complete(self, error: FalajError | None) -> None:
         """Send the response or the error; runs on the event loop."""
@@ -249,10 +270,10 @@ def _run(engine: ModelEngine, batch: Batch, limit_s: float) -> Result:
     columns = zip(*(request.inputs for request in batch), strict=True)
     inputs = [np.concatenate(column) for column in columns]
     outputs = engine.run(inputs, limit_s=limit_s)
-    at = 0
+    at, shared = 0, dict[object, Any]()
     for request in batch:
         end = at + len(request.inputs[0])
-        request.render([array[at:end] for array in outputs])
+        request.render(RowSlice(outputs, at, end, shared))
         at = end
     return inputs, outputs
 

@@ -16,6 +16,7 @@ from falaj.apps.byte_shares import ByteShares
 from falaj.apps.model_server.http import responses
 from falaj.apps.model_server.http.compression import CODINGS
 from falaj.apps.model_server.http.exchange import LARGE_RESPONSE_BYTES, HttpExchange
+from falaj.apps.model_server.http.repeated_heads import MAX_DIGITS, RepeatedHead, kept_head
 from falaj.apps.model_server.http.responses import HttpResponse
 from falaj.apps.model_server.limits import ServerLimits
 from falaj.apps.model_server.metrics import ServerMetrics
@@ -103,8 +104,12 @@ class Connection(asyncio.Protocol):
         self._queue: deque[HttpExchange] = deque()
         self._current: HttpExchange | None = None
         self._replayed_head = b""
+        self._repeated: RepeatedHead | None = None
+        """The head of the last request, if the next one may be known by it."""
+        self._whole = b""
+        """What was received, from the beginning of a request."""
         self._in_head = False
-        self._url = b""
+        self._url = self._target = b""
         self._headers: dict[bytes, bytes] = {}
         self._head_bytes = 0
         self._raw_bytes = 0
@@ -154,8 +159,32 @@ class Connection(asyncio.Protocol):
         self._current = None
 
     def data_received(self, data: bytes) -> None:
+        self._whole = b""
+        if not (self._in_head or self._refused or self._unauthenticated) and self._current is None:
+            if self._repeated is not None:
+                body = self._repeated.body_of(data)
+                if body is not None and self._repeat(self._repeated, body):
+                    return
+            self._whole = data
         while data and not self._refused:
             data = self._feed(data)
+
+    def _repeat(self, head: RepeatedHead, body: bytes) -> bool:
+        """Dispatch a request with a head that was accepted before; false if the parser is to see it."""
+        context, caller, size = self._context, self._caller, len(body)
+        if (
+            size > self._limits.body_bytes
+            or context.recognize(head.credential) != caller
+            or not context.shares.take(caller, size)
+        ):
+            return False
+        exchange = HttpExchange(self, head.method, head.path, head.headers, closes=False)
+        exchange.holder = caller
+        exchange.repeated = head
+        exchange.add(body)
+        self._queue.append(exchange)
+        self._complete(exchange)
+        return True
 
     def eof_received(self) -> bool:
         """The client has finished sending; its pending requests are still answered."""
@@ -219,6 +248,7 @@ class Connection(asyncio.Protocol):
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:  # no upgrade is supported: continue with HTTP/1.1
             self._parser = httptools.HttpRequestParser(self)
+            self._whole = b""
             head, self._replayed_head = self._replayed_head, b""
             return head + data[upgrade.args[0] :]
         except httptools.HttpParserError as error:
@@ -273,6 +303,7 @@ class Connection(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         self._in_head = False
+        self._target = self._url
         parser, headers = self._parser, self._headers
         if parser.should_upgrade() and BODY_HEADERS & headers.keys():
             self._replayed_head = _without_upgrade(parser.get_method(), self._url, headers)
@@ -392,9 +423,25 @@ class Connection(asyncio.Protocol):
         exchange, self._current = self._current, None
         if exchange is None:
             return
+        exchange.wants_continue = False
+        if self._whole:
+            self._keep_head(exchange)
+        self._complete(exchange)
+
+    def _keep_head(self, exchange: HttpExchange) -> None:
+        """Keep the head of a complete request for the next ones, if it is all that was received."""
+        data, self._whole, self._repeated = self._whole, b"", None
+        fits = self._head_bytes + MAX_DIGITS <= self._limits.head_bytes
+        if fits and not exchange.closes and exchange.credential and exchange.holder == self._caller:
+            self._repeated = kept_head(
+                data, exchange.method, self._target, exchange.path, self._headers, exchange.credential
+            )
+            exchange.repeated = self._repeated
+
+    def _complete(self, exchange: HttpExchange) -> None:
+        """Dispatch a complete request, and read no more of them than may be pending."""
         if not self._write_paused:
             self.deadline = self._context.now + self._limits.idle_s
-        exchange.wants_continue = False
         if exchange.is_authenticated:
             self._context.dispatch(exchange)
         if len(self._queue) >= self._limits.pipelined and not self._read_paused:

@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import Protocol
 
 from falaj.apps.model_server.http.compression import MIN_COMPRESSED_BYTES, accepted_coding
+from falaj.apps.model_server.http.repeated_heads import RepeatedHead
 from falaj.apps.model_server.http.responses import HttpResponse, error_response
 from falaj.errors import InvalidInput, Unavailable
 from falaj.serving.runtime.batch_queue import QueuedRequest
@@ -31,6 +32,7 @@ class HttpExchange:
     __slots__ = (
         *("_chunks", "_headers", "_writer", "response", "began", "caller", "closes", "credential"),
         *("cancelled", "holder", "is_authenticated", "method", "path", "size", "wants_continue", "queued"),
+        "repeated",
     )
 
     def __init__(
@@ -60,6 +62,8 @@ class HttpExchange:
         self.began = time.perf_counter()
         self.response: HttpResponse | None = None
         self.queued: QueuedRequest | None = None
+        self.repeated: RepeatedHead | None = None
+        """The head that other requests of the connection have too."""
         self.cancelled = False
 
     def add(self, body: bytes) -> None:

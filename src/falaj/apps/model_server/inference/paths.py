@@ -13,6 +13,7 @@ from falaj.apps.model_server.http import responses
 from falaj.apps.model_server.http.responses import HttpResponse
 from falaj.apps.model_server.inference.model_reports import describe_config
 from falaj.apps.model_server.inference.protocol import ResponseEncoder
+from falaj.apps.model_server.inference.row_encoding import RowEncoder, row_encoder
 from falaj.apps.model_server.metrics import ServerMetrics, VersionMetrics
 from falaj.records.serving import DYNAMIC, Datatype, ServedModel, Tensor
 from falaj.serving.dependencies import METRICS, PredictionSink
@@ -40,6 +41,8 @@ class VersionResponder(NamedTuple):
     encoder: ResponseEncoder
     metrics: VersionMetrics
     next_id: Callable[[], str]
+    rows: RowEncoder | None = None
+    """Encodes responses of one row for whole batches, if the model allows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +83,7 @@ def build_path_table(
     for name, found in served.items():
         known = found.endpoint.id or name
         responders = {
-            version: VersionResponder(
-                ResponseEncoder(name, queue.model),
-                metrics.of_version(name, version),
-                partial(sink.next_id, known, version),
-            )
+            version: _responder(name, queue.model, metrics, partial(sink.next_id, known, version))
             for version, queue in found.queues.items()
         }
         for called in dict.fromkeys((name, known)):
@@ -96,6 +95,15 @@ def build_path_table(
             paths[start + b"/load"] = PathTarget(PathKind.LOAD, b"POST", name)
             paths[start + b"/unload"] = PathTarget(PathKind.UNLOAD, b"POST", name)
     return paths
+
+
+def _responder(
+    name: str, model: ServedModel, metrics: ServerMetrics, next_id: Callable[[], str]
+) -> VersionResponder:
+    encoder = ResponseEncoder(name, model)
+    return VersionResponder(
+        encoder, metrics.of_version(name, model.version), next_id, row_encoder(encoder, model)
+    )
 
 
 def _endpoint_paths(

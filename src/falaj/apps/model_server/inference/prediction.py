@@ -13,6 +13,7 @@ import numpy.typing as npt
 from falaj.apps.model_server.http import responses
 from falaj.apps.model_server.http.exchange import HttpExchange
 from falaj.apps.model_server.http.responses import BYTES, JSON, HttpResponse
+from falaj.apps.model_server.inference.body_templates import BodyTemplate, kept_body
 from falaj.apps.model_server.inference.feature_lookup import JoinedRows, has_model_input, join_rows
 from falaj.apps.model_server.inference.paths import PathTarget, VersionResponder
 from falaj.apps.model_server.inference.protocol import (
@@ -21,10 +22,11 @@ from falaj.apps.model_server.inference.protocol import (
     read_request,
     read_values,
 )
+from falaj.apps.model_server.inference.row_encoding import ALL
 from falaj.errors import FalajError, Internal, InvalidInput, NotFound, shorten
 from falaj.records.serving import ServedModel
 from falaj.serving.dependencies import FeatureReader, PredictedBatch, PredictedRequest
-from falaj.serving.runtime.batch_queue import BatchQueue
+from falaj.serving.runtime.batch_queue import BatchQueue, RowSlice
 
 Array = npt.NDArray[Any]
 
@@ -69,12 +71,23 @@ class Prediction:
         self.response: HttpResponse | None = None
 
     def render(self, outputs: Sequence[Array]) -> None:
-        encoder, _, next_id = self._responder
-        self.name = ident = next_id()
-        body, json_bytes = encoder.encode(
+        responder = self._responder
+        self.name = ident = responder.next_id()
+        if self._is_plain and isinstance(outputs, RowSlice) and outputs.end - outputs.start == 1:
+            texts = _row_texts(outputs, responder)
+            if texts is not None and responder.rows is not None:
+                body = responder.rows.body(ident, texts[outputs.start])
+                self.response = HttpResponse(200, body, JSON, None, ident)
+                return
+        body, json_bytes = responder.encoder.encode(
             self.request_facts[1], ident, outputs, self._selection, notes=self.notes
         )
         self.response = HttpResponse(200, body, JSON if json_bytes is None else BYTES, json_bytes, ident)
+
+    @property
+    def _is_plain(self) -> bool:
+        """Tell whether the response has nothing of its own but its id and numbers."""
+        return self._selection == ALL and not self.notes and not self.request_facts[1]
 
     def complete(self, error: FalajError | None) -> None:
         if self.cancelled:
@@ -90,12 +103,31 @@ class Prediction:
         self._exchange.finish(response)
 
 
+def _row_texts(outputs: RowSlice, responder: VersionResponder) -> list[bytes] | None:
+    """Return the numbers of all rows of the batch as text, made by the first request that needs them."""
+    if responder.rows is None:
+        return None
+    shared = outputs.shared
+    if responder.rows not in shared:
+        shared[responder.rows] = responder.rows.texts(outputs.arrays)
+    found: list[bytes] | None = shared[responder.rows]
+    return found
+
+
 def prepare(exchange: HttpExchange, target: PathTarget, caller: str, features: FeatureReader) -> Prediction:
     """Parse and check a request. Raise InvalidInput with all faults."""
-    request = read_request(exchange.body, exchange.json_bytes)
     served = target.served
     if served is None:
         raise NotFound("unknown endpoint")
+    endpoint = served.endpoint.id or served.endpoint.name
+    repeated, body, json_bytes = exchange.repeated, exchange.body, exchange.json_bytes
+    if repeated is not None and repeated.bodies:
+        kept: BodyTemplate = repeated.bodies[0]
+        array = kept.array_of(body, json_bytes) if kept.target is target else None
+        if array is not None:
+            facts = (endpoint, "", caller)
+            return Prediction(exchange, kept.queue, (array,), facts, kept.responder, kept.selection, b"")
+    request = read_request(body, json_bytes)
     queue = served.queue(target.version, request.id)
     join = served.joins.get(queue.model.version)
     if join is None or has_model_input(request.inputs, queue.model):
@@ -107,8 +139,10 @@ def prepare(exchange: HttpExchange, target: PathTarget, caller: str, features: F
         _rows_agree(inputs, queue.model)
     responder = target.responders[queue.model.version]
     selection = responder.encoder.selection(request)
-    request_facts = (served.endpoint.id or served.endpoint.name, request.id, caller)
-    return Prediction(exchange, queue, inputs, request_facts, responder, selection, notes)
+    if repeated is not None and join is None:
+        found = kept_body(body, json_bytes, request, target, queue, responder, selection)
+        repeated.bodies[:] = [] if found is None else [found]
+    return Prediction(exchange, queue, inputs, (endpoint, request.id, caller), responder, selection, notes)
 
 
 def _missing(joined: JoinedRows) -> bytes:
