@@ -238,7 +238,7 @@ class _Worker:
             self._free.put(connection)
         loaded = self._load(ours[0], file, content)
         self.model = ServedModel.model_validate_json(loaded.model)
-        self.cost = RunCost(loaded.seconds, rows=loaded.rows, inline_rows=0)
+        self.cost = RunCost(loaded.seconds, rows=loaded.rows, inline_rows=0, more_seconds=loaded.more_seconds)
 
     def _load(self, control: socket.socket, file: ServedFile, content: bytes) -> Loaded:
         control.settimeout(START_S)

@@ -100,7 +100,7 @@ class HttpExchange:
 
     def finish(self, response: HttpResponse) -> None:
         """Set the response; it is written after all earlier ones."""
-        if len(response.body) >= MIN_COMPRESSED_BYTES and not self.cancelled and not response.coding:
+        if len(response.body) >= MIN_COMPRESSED_BYTES and not self.cancelled:
             coding = accepted_coding(self._headers.get(b"accept-encoding", b""))
             if coding and self.method != b"HEAD":
                 self._writer.compress(self, response, coding)

@@ -255,8 +255,10 @@ class Dispatcher:
 
 def _compressed(exchange: HttpExchange, response: HttpResponse, coding: bytes, future: Future[bytes]) -> None:
     body = future.result()
-    is_smaller = len(body) < len(response.body)
-    exchange.send(response._replace(body=body, coding=coding) if is_smaller else response)
+    if len(body) < len(response.body):
+        extra = b"\r\nContent-Encoding: %b\r\nVary: Accept-Encoding" % coding
+        response = response._replace(body=body, extra=response.extra + extra)
+    exchange.send(response)
 
 
 def _unknown_target(path: bytes) -> PathTarget:
