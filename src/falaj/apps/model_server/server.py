@@ -67,7 +67,6 @@ class ModelServer:
         self._loop = asyncio.get_running_loop()
         self.now = self._loop.time()
         self._sink: PredictionSink = sink or NoPredictionSink()
-        self._pool = ThreadPoolExecutor(self.limits.threads, thread_name_prefix="model")
         self._deployment_state = DeploymentState(self._make_queue, load)
         self._dispatcher = Dispatcher(
             admission, features or NoFeatureReader(), self._sink, self.metrics, self.limits
@@ -133,7 +132,6 @@ class ModelServer:
             self._sweeping.cancel()
         self._dispatcher.close()
         self._deployment_state.close()
-        self._pool.shutdown(wait=False, cancel_futures=True)
         await asyncio.sleep(0)  # lets aborted connections report their loss
 
     def _sweep(self) -> None:
@@ -148,10 +146,10 @@ class ModelServer:
 
     def _make_queue(self, engine: ModelEngine) -> BatchQueue:
         answered = None if isinstance(self._sink, NoPredictionSink) else self._record_batch
-        pool = self._pool if engine.in_process else ThreadPoolExecutor(self.limits.threads)
+        # each has threads of its own: a model whose runs take long keeps no other from running
         return BatchQueue(
             CountedEngine(engine),
-            pool=pool,
+            pool=ThreadPoolExecutor(self.limits.threads, thread_name_prefix="model"),
             threads=self.limits.threads,
             answered=answered,
             most_waiting=self.limits.waiting,
