@@ -93,11 +93,39 @@ TensorName = Annotated[str, Field(min_length=1, max_length=256)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
+Percent = Annotated[int, Field(ge=0, le=100)]
+
+StickyKey = Annotated[
+    str,
+    TextRule(
+        r"request|header|(parameter|input):[^\s:]{1,200}",
+        "the key is request (the id of the request), header (Falaj-Key), parameter:NAME or input:NAME",
+        limit=210,
+    ),
+]
+"""Where the key of a request is that decides about its version."""
+
+SHADOW = ".shadow"
+"""Ends the version of whatever is counted, logged or watched of a shadow, so that it does not mix with answers."""
+
+
 class Route(Record):
-    """A version's share of an endpoint's requests; with weight 0 it answers only whoever asks for it by version."""
+    """A version's share of an endpoint's requests; with weight 0 it answers only whoever asks for it by version.
+
+    A `shadow` gets copies of so many percent of the requests, and never answers. The `fallback` answers where the
+    version that was chosen by weight fails or is overloaded.
+    """
 
     version: VersionName
     weight: Annotated[int, Field(ge=0, le=1000)] = 100
+    shadow: Percent = 0
+    fallback: bool = False
+
+    @model_validator(mode="after")
+    def _shadow_answers_nothing(self) -> Self:
+        if self.shadow and (self.weight or self.fallback):
+            raise ValueError("a shadow never answers: its weight must be 0, and it cannot be the fallback")
+        return self
 
 
 class ViewLookup(Record):
@@ -137,10 +165,12 @@ class Endpoint(Record):
     routes: Annotated[tuple[Route, ...], Field(min_length=1)]
     lookup: Lookup | None = None
     id: ObjectId | None = None
+    sticky: StickyKey | None = None
 
     @model_validator(mode="after")
     def _routes_hold(self) -> Self:
         _once("a version", (route.version for route in self.routes))
+        _once("a fallback", ("fallback" for route in self.routes if route.fallback))
         if not any(route.weight for route in self.routes):
             raise ValueError(f"no route of {self.name} has a weight; at least one is more than 0")
         return self
@@ -181,6 +211,8 @@ class ServedRoute(Record):
 
     version: str
     weight: int
+    shadow: int = 0
+    fallback: bool = False
     id: ObjectId
     problem: str | None = None
 
@@ -195,6 +227,8 @@ class DeployedEndpoint(Record):
     routes: tuple[ServedRoute, ...]
     previous: tuple[Route, ...] = ()
     lookup: Lookup | None = None
+    sticky: StickyKey | None = None
+    """Where the key is that decides about the version; none: the id of the request, else nothing."""
     scoring: ScoringRule | None = None
     zone: str = ""
     label: Label
@@ -386,6 +420,12 @@ class InferenceResult(Record):
     outputs: tuple[InferOutput, ...]
     missing: tuple[MissingFeatures, ...] = ()
     missing_rows: int = 0
+    feature_age_s: float | None = None
+    """The age in seconds of the oldest feature that was looked up for it."""
+    fallback_from: str | None = None
+    """The version that was chosen and failed, so that the fallback answered."""
+    fallback_reason: str | None = None
+    """The code of its error."""
 
 
 def _once(what: str, names: Iterable[str]) -> None:

@@ -43,6 +43,7 @@ from falaj.records.serving import (
     Routes,
     ScoringRule,
     ServedRoute,
+    StickyKey,
     VersionCounts,
 )
 from falaj.serving import store, validation
@@ -118,8 +119,14 @@ class Endpoints:
         return self._record(call, target.id)
 
     @operation("endpoints.route", resource="endpoint")
-    def route(self, endpoint: EndpointRef, *, routes: Routes) -> DeployedEndpoint:
+    def route(
+        self, endpoint: EndpointRef, *, routes: Routes, sticky: StickyKey | None = None
+    ) -> DeployedEndpoint:
         """Split the requests of an endpoint among versions of its model, by weight.
+
+        `sticky` says where the key is that decides about the version: one key always gets the same version while the
+        weights stay the same. It stays unchanged unless given. A route with `shadow` gets copies of so many percent of
+        the requests and never answers; the one with `fallback` answers where the chosen version fails.
 
         A protected endpoint serves only versions that were approved for its alias, whatever their weight.
         """
@@ -130,7 +137,7 @@ class Endpoints:
         served_now = objects.by_id(call.tx, before.routes[0].id) or target
         found = validation.resolve_versions(call, routes, model=before.model, served=served_now)
         served = validation.served_routes(routes, found)
-        self._put(call, target, served, found, lookup=None, scoring=None, before=before)
+        self._put(call, target, served, found, lookup=None, scoring=None, before=before, sticky=sticky)
         return self._record(call, target.id)
 
     @operation("endpoints.protect", resource="endpoint", allow=Role.ADMIN)
@@ -292,8 +299,9 @@ class Endpoints:
         lookup: Lookup | None,
         scoring: ScoringRule | None,
         before: DeployedEndpoint | None,
+        sticky: StickyKey | None = None,
     ) -> None:
-        """Validate and store `routes`; lookup and scoring stay as in `before` unless given."""
+        """Validate and store `routes`; lookup, scoring and sticky key stay as in `before` unless given."""
         zone = self.gate.zones.named(target.zone)
         versions = validation.require_servable(self.gate, call, found, zone, opened=self._versions)
         self._protection.require(call, target, versions, routes=routes, before=before)
@@ -316,7 +324,10 @@ class Endpoints:
         validation.require_lookup_fits(lookup, versions)
         model = versions[0].name
         scoring = scoring or (before.scoring if before is not None and before.model == model else None)
-        store.put_endpoint(call, target.id, model=model, routes=routes, lookup=lookup, scoring=scoring)
+        sticky = sticky or (None if before is None else before.sticky)
+        store.put_endpoint(
+            call, target.id, model=model, routes=routes, lookup=lookup, sticky=sticky, scoring=scoring
+        )
         if flowing:
             graph.flow(call, flowing, target)
         labelled = objects.by_id(call.tx, target.id) or target
@@ -388,6 +399,9 @@ def _request_inference(
         outputs=tuple(_output(**each) for each in response["outputs"]),
         missing=from_json(parameters.get("missing_features", "[]")),
         missing_rows=parameters.get("missing_rows", 0),
+        feature_age_s=parameters.get("feature_age_s"),
+        fallback_from=parameters.get("fallback_from"),
+        fallback_reason=parameters.get("fallback_reason"),
     )
 
 

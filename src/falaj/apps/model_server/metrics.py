@@ -18,10 +18,12 @@ from falaj.serving.scores import BOUNDS_S
 class VersionMetrics:
     """Counts of one version of an endpoint."""
 
-    __slots__ = ("buckets", "rows", "seconds", "statuses")
+    __slots__ = ("buckets", "fallbacks", "rows", "seconds", "statuses")
 
     def __init__(self) -> None:
         self.statuses: Counter[int] = Counter()
+        self.fallbacks: Counter[str] = Counter()
+        """Requests that the fallback took over, by the error of this version."""
         self.rows = 0
         self.buckets = [0] * (len(BOUNDS_S) + 1)
         self.seconds = 0.0
@@ -86,7 +88,13 @@ class ServerMetrics:
                 total += number
                 buckets.append((bound, total))
             seconds.add_metric(labels, buckets, metrics.seconds)
-        return requests, seconds
+        fallbacks = CounterMetricFamily(
+            "falaj_serving_fallbacks", "Requests that the fallback answered", labels=[*names, "reason"]
+        )
+        for labels, metrics in self._versions.items():
+            for reason, number in metrics.fallbacks.items():
+                fallbacks.add_metric([*labels, reason], number)
+        return requests, seconds, fallbacks
 
     def _queue_metrics(self) -> Iterable[Metric]:
         names = ["model", "version"]

@@ -25,6 +25,7 @@ BODY_HEADERS = frozenset((b"content-length", b"transfer-encoding"))
 KEPT_HEADERS = BODY_HEADERS | {
     *(b"authorization", b"content-encoding", b"expect", b"falaj-caller", b"inference-header-content-length"),
     *(b"falaj-secret", b"host"),
+    *(b"falaj-version", b"falaj-key", b"traceparent"),
 }
 """Headers with a meaning here; each may be given once."""
 UNAUTHENTICATED_PATHS = frozenset((b"/v2/health/live", b"/v2/health/ready"))

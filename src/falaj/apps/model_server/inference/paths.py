@@ -80,7 +80,7 @@ def build_path_table(
         }
         for called in dict.fromkeys((name, known)):
             path = f"/v2/models/{quote(called)}".encode()
-            for version in (None, *found.queues):
+            for version in (None, *found.answering):
                 start = path if version is None else path + f"/versions/{quote(version)}".encode()
                 paths |= _endpoint_paths(start, found, version, responders)
     return paths
@@ -91,7 +91,7 @@ def _endpoint_paths(
 ) -> dict[bytes, PathTarget]:
     name = served.endpoint.name
     model = served.representative(version).model
-    versions = list(served.queues) if version is None else [version]
+    versions = list(served.answering) if version is None else [version]
     about = responses.json_response(_metadata(name, versions, model, _request_inputs(served, model)))
     ready = responses.json_response({"name": name, "ready": True})
     return {

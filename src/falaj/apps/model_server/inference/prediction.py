@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -21,6 +22,7 @@ from falaj.apps.model_server.inference.protocol import (
     read_request,
     read_values,
 )
+from falaj.apps.model_server.inference.traffic import Fallback, named_version, sticky_key
 from falaj.errors import FalajError, Internal, InvalidInput, NotFound, shorten
 from falaj.records.serving import ServedModel
 from falaj.serving.dependencies import FeatureReader, PredictedBatch, PredictedRequest
@@ -34,10 +36,11 @@ class Prediction:
 
     __slots__ = (
         *(
-            "_exchange",
+            "exchange",
             "_selection",
-            "_responder",
+            "_responders",
             "cancelled",
+            "fallback",
             "response",
             "request_facts",
             "inputs",
@@ -53,13 +56,14 @@ class Prediction:
         queue: BatchQueue,
         inputs: Sequence[Array],
         request_facts: tuple[str, str, str],
-        responder: VersionResponder,
+        responders: Mapping[str, VersionResponder],
         selection: OutputSelection,
         notes: bytes,
     ) -> None:
-        self._exchange = exchange
-        self._responder = responder
+        self.exchange = exchange
+        self._responders = responders
         self._selection = selection
+        self.fallback: Fallback | None = None
         self.name = ""
         self.queue = queue
         self.inputs = inputs
@@ -68,8 +72,13 @@ class Prediction:
         self.cancelled = exchange.cancelled
         self.response: HttpResponse | None = None
 
+    def for_version(self, queue: BatchQueue) -> Prediction:
+        """Return the same request for a version with the same inputs and outputs."""
+        facts, selection = self.request_facts, self._selection
+        return Prediction(self.exchange, queue, self.inputs, facts, self._responders, selection, self.notes)
+
     def render(self, outputs: Sequence[Array]) -> None:
-        encoder, _, next_id = self._responder
+        encoder, _, next_id = self._responders[self.queue.model.version]
         self.name = ident = next_id()
         body, json_bytes = encoder.encode(
             self.request_facts[1], ident, outputs, self._selection, notes=self.notes
@@ -86,8 +95,12 @@ class Prediction:
             )
         first = self.inputs[0]
         rows = len(first) if first.ndim else 1
-        self._responder.metrics.count(response.status, time.perf_counter() - self._exchange.began, rows=rows)
-        self._exchange.finish(response)
+        metrics = self._responders[self.queue.model.version].metrics
+        metrics.count(response.status, time.perf_counter() - self.exchange.began, rows=rows)
+        if error is not None and self.fallback is not None and self.fallback.takes(self, error):
+            metrics.fallbacks[error.code] += 1
+            return
+        self.exchange.finish(response)
 
 
 def prepare(exchange: HttpExchange, target: PathTarget, caller: str, features: FeatureReader) -> Prediction:
@@ -96,7 +109,9 @@ def prepare(exchange: HttpExchange, target: PathTarget, caller: str, features: F
     served = target.served
     if served is None:
         raise NotFound("unknown endpoint")
-    queue = served.queue(target.version, request.id)
+    named = named_version(served, target.version, exchange)
+    version = named or served.router.only or served.router.choose(sticky_key(served, request, exchange))
+    queue = served.queues[version]
     join = served.joins.get(queue.model.version)
     if join is None or has_model_input(request.inputs, queue.model):
         inputs, notes = queue.signature.take(request.inputs, read_values), b""
@@ -105,10 +120,14 @@ def prepare(exchange: HttpExchange, target: PathTarget, caller: str, features: F
         inputs, notes = [joined.block], _missing(joined) if joined.gaps else b""
     if len(inputs) > 1 and queue.engine.cost.rows > 1:
         _rows_agree(inputs, queue.model)
-    responder = target.responders[queue.model.version]
-    selection = responder.encoder.selection(request)
+    selection = target.responders[version].encoder.selection(request)
     request_facts = (served.endpoint.id or served.endpoint.name, request.id, caller)
-    return Prediction(exchange, queue, inputs, request_facts, responder, selection, notes)
+    made = Prediction(exchange, queue, inputs, request_facts, target.responders, selection, notes)
+    if served.fallback is not None and named is None:
+        made.fallback = Fallback(
+            served, lambda other: prepare(exchange, replace(target, version=other), caller, features)
+        )
+    return made
 
 
 def _missing(joined: JoinedRows) -> bytes:

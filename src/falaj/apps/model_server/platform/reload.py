@@ -17,7 +17,15 @@ from falaj.governance import objects
 from falaj.governance.policy.epochs import current_epoch
 from falaj.ports.metadata import Database, Transaction
 from falaj.records.governance.objects import StoredObject
-from falaj.records.serving import DeployedEndpoint, Deployment, Endpoint, LoadProblem, Route, ServedFile
+from falaj.records.serving import (
+    DeployedEndpoint,
+    Deployment,
+    Endpoint,
+    LoadProblem,
+    Route,
+    ServedFile,
+    ServedRoute,
+)
 from falaj.serving import store
 from falaj.serving.dependencies import LoadVersion
 from falaj.serving.lookups import feature_names
@@ -176,8 +184,9 @@ class DeploymentReloader:
             id=deployed.id,
             name=endpoint_path(objects.by_id(tx, deployed.workspace), deployed.name),
             model=models.pop() if models else deployed.model,
-            routes=tuple(Route(version=route.version, weight=route.weight) for route in deployed.routes),
+            routes=tuple(_route(route) for route in deployed.routes),
             lookup=deployed.lookup,
+            sticky=deployed.sticky,
         )
         return DesiredEndpoint(deployed, endpoint, files, problems, barred)
 
@@ -190,6 +199,10 @@ class DeploymentReloader:
         self.servable(tx, found, served)
         name = endpoint_path(objects.by_id(tx, found.workspace), version.name)
         return ServedFile(model=name, version=number, registered=found.id, features=feature_names(version))
+
+
+def _route(route: ServedRoute) -> Route:
+    return Route.model_validate(route.model_dump(exclude={"id", "problem"}))
 
 
 def _sources(
