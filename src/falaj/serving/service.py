@@ -43,6 +43,8 @@ from falaj.records.serving import (
     Routes,
     ScoringRule,
     ServedRoute,
+    ShadowCounts,
+    ShadowReport,
     StickyKey,
     VersionCounts,
 )
@@ -204,6 +206,17 @@ class Endpoints:
         versions = store.stats(call.tx, record.id, since=since)
         return EndpointStats(endpoint=record.name, since=since, scoring=record.scoring, versions=versions)
 
+    @operation("endpoints.shadow_report", resource="endpoint", mode=Mode.READ)
+    def shadow_report(self, endpoint: EndpointRef) -> ShadowReport:
+        """Show how the answers of an endpoint's shadows differ from those that were sent, since the routes changed."""
+        call = current_call()
+        record = store.endpoint_record(call.tx, call.object("endpoint"))
+        return ShadowReport(
+            endpoint=record.name,
+            shadows=tuple(route for route in record.routes if route.shadow),
+            differences=store.shadow_differences(call.tx, record.id),
+        )
+
     @operation("endpoints.observations", resource="endpoint", mode=Mode.READ)
     def observations(
         self, endpoint: EndpointRef, *, after: ObservationNumber = 0, limit: PageSize = 100
@@ -277,8 +290,9 @@ class Endpoints:
         *,
         counts: tuple[VersionCounts, ...] = (),
         problems: tuple[LoadProblem, ...] = (),
+        shadows: tuple[ShadowCounts, ...] = (),
     ) -> ReportReceipt:
-        """Add request counts and load problems of an endpoint's versions. Only the model server may do so."""
+        """Add request counts, load problems and shadows of an endpoint's versions. Only the model server may do so."""
         call = current_call()
         _require_server(call)
         target = call.object("endpoint")
@@ -286,7 +300,9 @@ class Endpoints:
             raise Conflict(f"endpoint {target.name} was removed")
         store.add_counts(call.tx, target.id, counts, now=call.now)
         store.set_problems(call.tx, target.id, problems, now=call.now)
+        store.add_shadows(call.tx, target.id, shadows)
         named = {each.version for each in counts} | {each.version for each in problems}
+        named |= {each.version for each in shadows}
         return ReportReceipt(versions=len(named))
 
     def _put(

@@ -24,11 +24,13 @@ from falaj.records.serving import (
     Route,
     ScoringRule,
     ServedRoute,
+    ShadowCounts,
+    ShadowDifference,
     StickyKey,
     VersionCounts,
     VersionStats,
 )
-from falaj.serving.scores import percentile_ms, slow_bound_s, slower_than
+from falaj.serving.scores import difference_of, merge_counts, percentile_ms, slow_bound_s, slower_than
 from falaj.serving.tables import (
     batches,
     counts,
@@ -196,6 +198,37 @@ def add_counts(tx: Transaction, endpoint: str, found: Sequence[VersionCounts], *
         tx.execute(
             update(counts).where(*same).values(**sums, latency=_summed([row["latency"], new["latency"]]))
         )
+
+
+def add_shadows(tx: Transaction, endpoint: str, found: Sequence[ShadowCounts]) -> None:
+    """Add what copies of requests showed to what is known since the routes changed; what is no shadow is left out."""
+    if not found:
+        return
+    row = tx.execute(select(endpoints).where(endpoints.c.id == endpoint).with_for_update()).mappings().first()
+    known = {each["version"] for each in (row["routes"] if row is not None else ()) if each.get("shadow")}
+    for each in found:
+        if row is None or each.version not in known:
+            continue
+        same = (
+            shadows.c.endpoint == endpoint,
+            shadows.c.version == each.version,
+            shadows.c.against == each.against,
+        )
+        before = tx.execute(select(shadows.c.counts).where(*same)).scalar()
+        if before is None:
+            key = {"endpoint": endpoint, "version": each.version, "against": each.against}
+            new = {"counts": each.model_dump(mode="json"), "since": row["changed_at"]}
+            tx.execute(insert(shadows), key | new)
+        else:
+            both = merge_counts(ShadowCounts.model_validate(before), each)
+            tx.execute(update(shadows).where(*same).values(counts=both.model_dump(mode="json")))
+
+
+def shadow_differences(tx: Transaction, endpoint: str) -> tuple[ShadowDifference, ...]:
+    """Return how each shadow differs from each version that answered, since the routes changed."""
+    rows = tx.execute(select(shadows).where(shadows.c.endpoint == endpoint)).mappings()
+    found = [difference_of(ShadowCounts.model_validate(row["counts"]), since=row["since"]) for row in rows]
+    return tuple(sorted(found, key=lambda each: (len(each.version), each.version, each.against)))
 
 
 def _begin(tx: Transaction, endpoint: str, moment: datetime) -> datetime:

@@ -45,7 +45,7 @@ async def serve(
     recorder = PredictionRecorder(client.store_batch, every_s=every_s, collector=client.collector)
     sink = recorder if platform.config.serving.predictions == "log" else NoPredictionSink()
     server = ModelServer(admission, features=client, sink=sink, failures=platform.failures, load=client.load)
-    counters = CountReporter(client, server.metrics, recorder, lambda: admission.endpoints)
+    counters = CountReporter(client, server.metrics, recorder, lambda: admission.endpoints, server.shadows)
     recorder.periodic_tasks = (counters.report, client.deliver_windows)
     servable = partial(require_still_servable, platform.gate)
     opened = version_opener(platform.services)

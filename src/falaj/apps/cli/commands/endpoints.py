@@ -43,6 +43,8 @@ from falaj.records.serving import (
     Lookup,
     Route,
     ServedRoute,
+    ShadowDifference,
+    ShadowReport,
     VersionStats,
 )
 from falaj.sdk.platform import Platform
@@ -227,6 +229,56 @@ def show_stats(
     headings = ["version", "requests", "errors", "rows", "p50 ms", "p99 ms", "labelled", score, "variance"]
     headings += ["not scored"] if any(each.unscored for each in found.versions) else []
     show_rows(headings, [_figures(each)[: len(headings)] for each in found.versions])
+
+
+@PRESENTATION.command("shadow-report")
+def show_shadows(session: Session, endpoint: arguments.ENDPOINT) -> None:
+    """Show how the answers of shadows differ from those that were sent, since the routes changed."""
+    parsing.check(all_operations()["endpoints.shadow_report"], {"endpoint": endpoint})
+    with session.platform() as platform:
+        found: ShadowReport = platform.endpoints.shadow_report(endpoint)
+    if session.json:
+        show(found, as_json=True)
+        return
+    if not found.differences:
+        words = (
+            f"nothing is known of shadows of {found.endpoint} yet; the model server reports every few seconds"
+        )
+        follow = f"endpoints route {shlex.quote(endpoint)} VERSION=100 --shadow VERSION=PERCENT"
+        print_message(session, Message(words, () if found.shadows else (("next", follow),)))
+        return
+    headings = ["shadow", "against", "requests", "errors", "dropped"]
+    headings += ["p50 ms", "p99 ms", "against p50", "against p99"]
+    show_rows(headings, [_shadow_figures(each) for each in found.differences])
+    print()
+    headings = ["shadow", "against", "output", "mean difference", "max", "not finite", "classes that differ"]
+    show_rows(headings, [row for each in found.differences for row in _output_figures(each)])
+    for each in found.differences:
+        if each.problem:
+            print(printable(f"\n{each.version} failed on {each.errors} requests:\n  {each.problem}"))
+
+
+def _shadow_figures(each: ShadowDifference) -> list[str]:
+    times = (each.p50_ms, each.p99_ms, each.against_p50_ms, each.against_p99_ms)
+    counts = [str(figure) for figure in (each.requests, each.errors, each.dropped)]
+    return [each.version, each.against, *counts, *map(_figure, times)]
+
+
+def _output_figures(each: ShadowDifference) -> list[list[str]]:
+    return [
+        [
+            *(each.version, each.against, printable(output.output)),
+            _figure(output.mean_difference),
+            _figure(output.max_difference if output.values else None),
+            str(output.not_finite),
+            "-" if output.disagreement is None else f"{output.disagreement:.2%}",
+        ]
+        for output in each.outputs
+    ]
+
+
+def _figure(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"
 
 
 def shares(found: DeployedEndpoint) -> str:

@@ -18,6 +18,7 @@ from falaj.governance.policy.epochs import current_epoch
 from falaj.ports.metadata import Database, Transaction
 from falaj.records.governance.objects import StoredObject
 from falaj.records.serving import (
+    SHADOW,
     DeployedEndpoint,
     Deployment,
     Endpoint,
@@ -216,4 +217,5 @@ def _sources(
         for version, file in files.items():
             features = lookup.features if lookup is not None and lookup.features else file.features
             found[ident, version] = PredictionSource(str(file.registered), views, features)
+            found[ident, version + SHADOW] = found[ident, version]
     return found
