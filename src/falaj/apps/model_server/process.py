@@ -53,7 +53,7 @@ async def serve(
     recorder = PredictionRecorder(log, every_s=every_s)
     sink = recorder if logs else NoPredictionSink()
     server = ModelServer(admission, features=client, sink=sink, failures=platform.failures, load=client.load)
-    counters = CountReporter(client, server.metrics, recorder, lambda: admission.endpoints)
+    counters = CountReporter(client, server.metrics, recorder, lambda: admission.endpoints, server.shadows)
     recorder.periodic_tasks = (counters.report,)
     servable = partial(require_still_servable, platform.gate)
     opened = version_opener(platform.services)

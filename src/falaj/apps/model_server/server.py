@@ -16,6 +16,7 @@ from falaj.apps.byte_shares import ByteShares
 from falaj.apps.model_server.http.connection import Connection, ServerConnection
 from falaj.apps.model_server.inference.dispatch import Dispatcher
 from falaj.apps.model_server.inference.prediction import Prediction, predicted_batch
+from falaj.apps.model_server.inference.shadow import ShadowRunner
 from falaj.apps.model_server.limits import ServerLimits
 from falaj.apps.model_server.metrics import ServerMetrics
 from falaj.apps.tls_listener import TlsListener
@@ -35,7 +36,7 @@ from falaj.serving.deployment_state import DeploymentState
 from falaj.serving.runtime.batch_queue import BatchQueue, QueuedRequest
 from falaj.serving.runtime.engine import ModelEngine
 from falaj.serving.runtime.loading import load as load_file
-from falaj.serving.runtime.run_statistics import CountedEngine
+from falaj.serving.runtime.metering import MeteredEngine
 
 Array = npt.NDArray[Any]
 
@@ -67,6 +68,8 @@ class ModelServer:
         self._loop = asyncio.get_running_loop()
         self.now = self._loop.time()
         self._sink: PredictionSink = sink or NoPredictionSink()
+        self._is_logging = not isinstance(self._sink, NoPredictionSink)
+        self.shadows = ShadowRunner(self._sink, self.metrics.shadow_outcomes)
         self._deployment_state = DeploymentState(self._make_queue, load)
         self._dispatcher = Dispatcher(
             admission, features or NoFeatureReader(), self._sink, self.metrics, self.limits
@@ -114,6 +117,7 @@ class ModelServer:
             raise
         self.metrics.reloads["done"] += 1
         self._dispatcher.update(self._deployment_state.served)
+        self.shadows.update(self._deployment_state.served)
 
     async def stop(self) -> None:
         """Stop accepting connections, answer pending requests and close; abort what is left after a timeout."""
@@ -131,6 +135,7 @@ class ModelServer:
         if self._sweeping is not None:
             self._sweeping.cancel()
         self._dispatcher.close()
+        self.shadows.stop()
         self._deployment_state.close()
         await asyncio.sleep(0)  # lets aborted connections report their loss
 
@@ -145,15 +150,17 @@ class ModelServer:
         self._sweeping = self._loop.call_later(self.limits.sweep_s, self._sweep)
 
     def _make_queue(self, engine: ModelEngine) -> BatchQueue:
-        answered = None if isinstance(self._sink, NoPredictionSink) else self._record_batch
+        metered = MeteredEngine(engine)
         # each has threads of its own: a model whose runs take long keeps no other from running
-        return BatchQueue(
-            CountedEngine(engine),
+        queue = BatchQueue(
+            metered,
             pool=ThreadPoolExecutor(self.limits.threads, thread_name_prefix="model"),
             threads=self.limits.threads,
-            answered=answered,
+            answered=self._record_batch,
             most_waiting=self.limits.waiting,
         )
+        self.metrics.meters[queue] = metered
+        return queue
 
     def _record_batch(
         self,
@@ -162,7 +169,12 @@ class ModelServer:
         inputs: Sequence[Array],
         outputs: Sequence[Array],
     ) -> None:
-        """Pass a batch to the prediction sink. A failure does not affect responses."""
+        """Pass a batch to the prediction sink and to shadows. A failure does not affect responses."""
+        if self.shadows.plans:
+            predictions = cast(Sequence[Prediction], requests)
+            self.shadows.offer(queue, predictions, inputs, outputs, self.metrics.meters[queue].last_run_s)
+        if not self._is_logging:
+            return
         try:
             self._sink.add(predicted_batch(queue, cast(Sequence[Prediction], requests), inputs, outputs))
         except Exception:

@@ -27,6 +27,7 @@ BODY_HEADERS = frozenset((b"content-length", b"transfer-encoding"))
 KEPT_HEADERS = BODY_HEADERS | {
     *(b"authorization", b"content-encoding", b"expect", b"falaj-caller", b"inference-header-content-length"),
     *(b"falaj-secret", b"host"),
+    *(b"falaj-version", b"falaj-key", b"traceparent"),
 }
 LISTED_HEADERS = frozenset((b"accept-encoding",))
 """Headers that are lists, so that they may be given several times."""

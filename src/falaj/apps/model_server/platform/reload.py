@@ -18,7 +18,16 @@ from falaj.governance import objects
 from falaj.governance.policy.epochs import current_epoch
 from falaj.ports.metadata import Database, Transaction
 from falaj.records.governance.objects import StoredObject
-from falaj.records.serving import DeployedEndpoint, Deployment, Endpoint, LoadProblem, Route, ServedFile
+from falaj.records.serving import (
+    SHADOW,
+    DeployedEndpoint,
+    Deployment,
+    Endpoint,
+    LoadProblem,
+    Route,
+    ServedFile,
+    ServedRoute,
+)
 from falaj.serving import store
 from falaj.serving.dependencies import LoadVersion
 from falaj.serving.lookups import feature_names
@@ -193,8 +202,9 @@ class DeploymentReloader:
             id=deployed.id,
             name=endpoint_path(objects.by_id(tx, deployed.workspace), deployed.name),
             model=models.pop() if models else deployed.model,
-            routes=tuple(Route(version=route.version, weight=route.weight) for route in deployed.routes),
+            routes=tuple(_route(route) for route in deployed.routes),
             lookup=deployed.lookup,
+            sticky=deployed.sticky,
         )
         return DesiredEndpoint(deployed, endpoint, files, problems, barred, errors)
 
@@ -209,6 +219,10 @@ class DeploymentReloader:
         return ServedFile(model=name, version=number, registered=found.id, features=feature_names(version))
 
 
+def _route(route: ServedRoute) -> Route:
+    return Route.model_validate(route.model_dump(exclude={"id", "problem"}))
+
+
 def _sources(
     serving: dict[str, tuple[Endpoint, dict[str, ServedFile]]],
 ) -> dict[VersionKey, PredictionSource]:
@@ -220,4 +234,5 @@ def _sources(
         for version, file in files.items():
             features = lookup.features if lookup is not None and lookup.features else file.features
             found[ident, version] = PredictionSource(str(file.registered), views, features)
+            found[ident, version + SHADOW] = found[ident, version]
     return found
