@@ -13,7 +13,7 @@ from typing import Any, cast
 import numpy.typing as npt
 
 from falaj.apps.byte_shares import ByteShares
-from falaj.apps.model_server.http.connection import Connection
+from falaj.apps.model_server.http.connection import Connection, ServerConnection
 from falaj.apps.model_server.inference.dispatch import Dispatcher
 from falaj.apps.model_server.inference.prediction import Prediction, predicted_batch
 from falaj.apps.model_server.limits import ServerLimits
@@ -59,9 +59,9 @@ class ModelServer:
         self.limits = limits or ServerLimits()
         self.shares = ByteShares(self.limits.held_bytes)
         self.metrics = ServerMetrics(self.shares)
-        self.connections: set[Connection] = set()
-        self.strangers: dict[Connection, None] = {}
-        self.callers: dict[str, dict[Connection, None]] = {}
+        self.connections: set[ServerConnection] = set()
+        self.strangers: dict[ServerConnection, None] = {}
+        self.callers: dict[str, dict[ServerConnection, None]] = {}
         self.stopping = False
         self._loop = asyncio.get_running_loop()
         self.now = self._loop.time()

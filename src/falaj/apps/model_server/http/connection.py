@@ -41,19 +41,31 @@ STRANGERS_SHARE = 10
 _log = logging.getLogger(__name__)
 
 
+class ServerConnection(Protocol):
+    """A connection as the server sees it, whatever protocol it speaks."""
+
+    deadline: float
+
+    @property
+    def waits_for_client(self) -> bool: ...
+    def expire(self) -> None: ...
+    def close_when_idle(self) -> None: ...
+    def abort(self) -> None: ...
+
+
 class ServerContext(Protocol):
     """The server as its connections see it."""
 
     limits: ServerLimits
     metrics: ServerMetrics
-    connections: set[Connection]
+    connections: set[ServerConnection]
     now: float
     """Monotonic seconds as of the last sweep: precise enough for deadlines, and free."""
     stopping: bool
     shares: ByteShares
-    strangers: dict[Connection, None]
+    strangers: dict[ServerConnection, None]
     """Connections that have not presented a valid token yet, oldest first."""
-    callers: dict[str, dict[Connection, None]]
+    callers: dict[str, dict[ServerConnection, None]]
     """The other connections by their caller, oldest first."""
 
     def dispatch(self, exchange: HttpExchange) -> None: ...
@@ -110,11 +122,11 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         context = self._context
-        self._source = _address(transport)
+        self._source = address_of(transport)
         context.connections.add(self)
         context.metrics.connections += 1
         if len(context.connections) > self._limits.connections:
-            spare = _spare_connection(context)
+            spare = spare_connection(context)
             if spare is None:
                 self._refuse(Unavailable("too many connections; try again later"))
             else:
@@ -339,7 +351,7 @@ class Connection(asyncio.Protocol):
         if exchange.cancelled:
             return
         if error is None and not self._context.shares.move(exchange.holder, holder, exchange.size):
-            exchange.size, error = 0, _too_much_held()
+            exchange.size, error = 0, too_much_held()
         if error is not None:  # reading stays paused
             if isinstance(error, Unauthenticated):
                 self._context.authentication_failed("refused_token", self._source)
@@ -364,7 +376,7 @@ class Connection(asyncio.Protocol):
         if exchange.size + len(body) > self._limits.body_bytes:
             raise self._stop(_too_large(self._limits.body_bytes))
         if not self._context.shares.take(exchange.holder, len(body)):
-            raise self._stop(_too_much_held())
+            raise self._stop(too_much_held())
         exchange.add(body)
 
     def on_message_complete(self) -> None:
@@ -454,7 +466,7 @@ def _without_upgrade(method: bytes, url: bytes, headers: Mapping[bytes, bytes]) 
     return b"%b %b HTTP/1.1\r\n%b\r\n" % (method, url, b"".join(lines))
 
 
-def _spare_connection(context: ServerContext) -> Connection | None:
+def spare_connection(context: ServerContext) -> ServerConnection | None:
     """Return the connection that makes room for another; so nobody keeps others out by holding connections.
 
     It is the oldest stranger where these have more than their share, otherwise the oldest connection without a
@@ -471,12 +483,12 @@ def _spare_connection(context: ServerContext) -> Connection | None:
     return oldest
 
 
-def _address(transport: asyncio.BaseTransport) -> str:
+def address_of(transport: asyncio.BaseTransport) -> str:
     peer = transport.get_extra_info("peername")
     return f"remote:{peer[0]}" if isinstance(peer, tuple) and peer else "local"
 
 
-def _too_much_held() -> Unavailable:
+def too_much_held() -> Unavailable:
     return Unavailable(
         "your unanswered requests hold as much of the server's memory as it has left; try again later"
     )

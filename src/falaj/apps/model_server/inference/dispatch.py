@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -15,6 +14,7 @@ from urllib.parse import quote, unquote_to_bytes
 from falaj.apps.model_server.http import responses
 from falaj.apps.model_server.http.exchange import HttpExchange
 from falaj.apps.model_server.http.responses import HttpResponse
+from falaj.apps.model_server.inference.decisions import DecisionQueue, Done
 from falaj.apps.model_server.inference.paths import UNKNOWN, PathKind, PathTarget, build_path_table
 from falaj.apps.model_server.inference.prediction import Prediction, prepare
 from falaj.apps.model_server.metrics import ServerMetrics
@@ -27,12 +27,6 @@ LARGE_BODY_BYTES = 256 * 1024
 """Larger bodies are parsed in a thread, to keep the event loop free."""
 LARGE_LOOKUP_BYTES = 4 * 1024
 """So are those whose features are looked up, which takes longer for each value."""
-ADMISSION_THREADS = 4
-MAX_ATTEMPTS = 3
-"""Attempts at a decision that expires before it can be used."""
-MAX_PENDING_DECISIONS = 64
-MAX_PENDING_OF_SOURCE = 16
-"""Pending decisions, and tokens of one address that are being checked; more indicate a client that guesses tokens."""
 PARSING_THREADS = 2
 """Threads for large bodies. JSON is parsed under the interpreter's lock, so that more would only take memory."""
 
@@ -49,14 +43,11 @@ class Dispatcher:
         sink: PredictionSink,
         metrics: ServerMetrics,
     ) -> None:
-        self._admission = admission
+        self.decisions = DecisionQueue(admission)
         self._features = features
         self._sink = sink
         self._metrics = metrics
-        self._pending_decisions = 0
-        self._pending_sources: Counter[str] = Counter()
         self._parsing_pool = ThreadPoolExecutor(PARSING_THREADS, thread_name_prefix="parsing")
-        self._admission_pool = ThreadPoolExecutor(ADMISSION_THREADS, thread_name_prefix="admission")
         self._loop = asyncio.get_running_loop()
         self._paths: dict[bytes, PathTarget] = {}
         self.ready = False
@@ -68,7 +59,7 @@ class Dispatcher:
         self.ready = True
 
     def close(self) -> None:
-        self._admission_pool.shutdown(wait=False, cancel_futures=True)
+        self.decisions.close()
         self._parsing_pool.shutdown(wait=False, cancel_futures=True)
 
     def dispatch(self, exchange: HttpExchange) -> None:
@@ -87,79 +78,24 @@ class Dispatcher:
 
     # ---------------------------------------------------------------------------------------- admission
 
-    def authenticate(
-        self, exchange: HttpExchange, source: str, done: Callable[[str, FalajError | None], None]
-    ) -> None:
+    def authenticate(self, exchange: HttpExchange, source: str, done: Done) -> None:
         """Check the credential of a request in a thread; call `done` with the caller, or with an error."""
-        if (
-            self._pending_decisions >= MAX_PENDING_DECISIONS
-            or self._pending_sources[source] >= MAX_PENDING_OF_SOURCE
-        ):
-            done("", _no_decision())
-            return
-        self._pending_decisions += 1
-        self._pending_sources[source] += 1
-        future = self._admission_pool.submit(self._admission.authenticate, exchange.credential or "")
-        future.add_done_callback(partial(self._on_authenticated, source, done))
+        self.decisions.authenticate(exchange.credential or "", source, done)
 
-    def _on_authenticated(
-        self, source: str, done: Callable[[str, FalajError | None], None], future: Future[str]
-    ) -> None:
-        if not future.cancelled() and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._authenticated, source, done, future)
-
-    def _authenticated(
-        self, source: str, done: Callable[[str, FalajError | None], None], future: Future[str]
-    ) -> None:
-        self._pending_decisions -= 1
-        self._pending_sources[source] -= 1
-        if not self._pending_sources[source]:
-            del self._pending_sources[source]
-        error = future.exception()
-        if error is None:
-            done(future.result(), None)
-        elif isinstance(error, FalajError):
-            done("", error)
-        else:
-            _log.error("authentication failed", exc_info=error)
-            done("", _no_decision())
-
-    def _admit(self, exchange: HttpExchange, target: PathTarget, *, tries: int = MAX_ATTEMPTS) -> None:
+    def _admit(self, exchange: HttpExchange, target: PathTarget) -> None:
         if exchange.caller is not None:
             self._respond(exchange, target, exchange.caller)
             return
-        try:
-            caller = self._admission.admit(exchange.credential or "", target.admission_target, exchange.body)
-        except FalajError as error:
-            self._refuse(exchange, _concealed(error, target, exchange.path))
-            return
-        if caller is not None:
-            self._respond(exchange, target, caller)
-        elif not tries or self._pending_decisions >= MAX_PENDING_DECISIONS:
-            self._refuse(exchange, _no_decision())
-        else:
-            self._pending_decisions += 1
-            future = self._admission_pool.submit(
-                self._admission.decide, exchange.credential or "", target.admission_target
-            )
-            future.add_done_callback(partial(self._on_decision, exchange, target, tries - 1))
+        credential, endpoint = exchange.credential or "", target.admission_target
+        self.decisions.admit(credential, endpoint, exchange.body, partial(self._admitted, exchange, target))
 
-    def _on_decision(
-        self, exchange: HttpExchange, target: PathTarget, tries: int, future: Future[None]
+    def _admitted(
+        self, exchange: HttpExchange, target: PathTarget, caller: str, error: FalajError | None
     ) -> None:
-        if not future.cancelled() and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._decided, exchange, target, tries, future)
-
-    def _decided(self, exchange: HttpExchange, target: PathTarget, tries: int, future: Future[None]) -> None:
-        self._pending_decisions -= 1
-        error = future.exception()
         if error is None:
-            self._admit(exchange, target, tries=tries)
-        elif isinstance(error, FalajError):
-            self._refuse(exchange, _concealed(error, target, exchange.path))
+            self._respond(exchange, target, caller)
         else:
-            _log.error("admission failed", exc_info=error)
-            self._refuse(exchange, _no_decision())
+            self._refuse(exchange, _concealed(error, target, exchange.path))
 
     # ---------------------------------------------------------------------------------------- responses
 
@@ -261,10 +197,6 @@ def _not_allowed(method: bytes) -> HttpResponse:
     allowed = b"GET, HEAD" if method == b"GET" else method
     refused = responses.error_response(NotFound(f"this path allows {allowed.decode()} only"), status=405)
     return refused._replace(allow=allowed)
-
-
-def _no_decision() -> Unavailable:
-    return Unavailable("authorization is temporarily unavailable; try again")
 
 
 def _not_ready() -> HttpResponse:
