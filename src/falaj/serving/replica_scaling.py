@@ -114,7 +114,9 @@ def _more(
     if not recent or now - state.changed_at < SETTLE_S or any(each.ready < state.wanted for each in recent):
         return None
     in_flight = _mean([each.in_flight for each in recent])
-    needed = ceil(in_flight / config.concurrency)  # at most twice as many: a queue that backs up asks for too many
+    needed = ceil(
+        in_flight / config.concurrency
+    )  # at most twice as many: a queue that backs up asks for too many
     if needed > state.wanted:
         words = f"{in_flight:.0f} requests at a time exceed {config.concurrency} for each of {state.wanted}"
         return ScalingDecision(min(needed, 2 * state.wanted), words)

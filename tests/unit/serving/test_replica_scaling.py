@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from datetime import timedelta
+from itertools import pairwise
 
 import pytest
 from pydantic import ValidationError
@@ -110,11 +111,9 @@ def test_fewer_replicas_follow_slowly_and_one_at_a_time() -> None:
     found = numbers(made)
     top = max(found)
     assert found[found.index(top) :] == list(range(top, 0, -1))
-    downs = [
-        second for second, (a, b) in enumerate(zip(made, made[1:], strict=False)) if b.replicas < a.replicas
-    ]
+    downs = [second for second, (a, b) in enumerate(pairwise(made)) if b.replicas < a.replicas]
     assert all(second > 60 + DOWN_WINDOW_S * 0.9 for second in downs)
-    assert all(b - a >= DOWN_WINDOW_S for a, b in zip(downs, downs[1:], strict=False))
+    assert all(b - a >= DOWN_WINDOW_S for a, b in pairwise(downs))
 
 
 @pytest.mark.parametrize("rate", [700.0, 900.0, 1000.0, 1400.0, 1700.0, 1999.0, 2600.0])
@@ -124,7 +123,7 @@ def test_steady_load_does_not_flap(rate: float) -> None:
     made = simulated(config, lambda now: rate, seconds=2400)
 
     settled = [each.replicas for each in made[120:]]
-    changes = sum(a != b for a, b in zip(settled, settled[1:], strict=False))
+    changes = sum(a != b for a, b in pairwise(settled))
     assert changes <= 4, numbers(made)  # what failed is tried again every half hour
 
 
@@ -134,7 +133,7 @@ def test_short_bursts_do_not_flap() -> None:
     made = simulated(config, lambda now: 1900.0 if now % 20 < 5 else 200.0, seconds=1200)
 
     settled = [each.replicas for each in made[120:]]
-    assert sum(a != b for a, b in zip(settled, settled[1:], strict=False)) <= 2, numbers(made)
+    assert sum(a != b for a, b in pairwise(settled)) <= 2, numbers(made)
 
 
 def test_slow_models_without_a_queue_start_no_replicas() -> None:

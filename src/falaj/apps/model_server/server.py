@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -75,28 +76,57 @@ class ModelServer:
         self.authentication_failed = partial(
             (failures or NoAuthenticationFailures()).add, interface="model-server"
         )
-        self._listening: list[asyncio.Server | TlsListener] = []
+        self._listening: list[asyncio.AbstractServer | TlsListener] = []
         self._sweeping: asyncio.TimerHandle | None = None
 
     async def start(self, listener: socket.socket, *, tls: Tls | None = None) -> None:
         """Accept connections on `listener`; ready once a deployment is applied."""
-        make = partial(Connection, self)
-        if tls is None:
-            self._listening.append(await self._loop.create_server(make, sock=listener, backlog=BACKLOG))
-        else:
-            listener.listen(BACKLOG)
-            tls_listener = TlsListener(listener, tls, make)
-            tls_listener.start()
-            self._listening.append(tls_listener)
-        self._sweep()
+        self._listening.append(await self.accept(listener, tls=tls))
 
     async def start_internal(self, listener: socket.socket, *, secret: str) -> None:
         """Accept connections of other platform processes on `listener`; they present `secret`, and name the caller."""
-        self._listening.append(
-            await self._loop.create_unix_server(
-                lambda: Connection(self, internal=secret.encode()), sock=listener
-            )
-        )
+        self._listening.append(await self.accept_internal(listener, secret=secret))
+
+    async def accept(
+        self, listener: socket.socket, *, tls: Tls | None = None
+    ) -> asyncio.AbstractServer | TlsListener:
+        """Accept connections on `listener` until what is returned is closed."""
+        if self._sweeping is None:
+            self._sweep()
+        make = partial(Connection, self)
+        if tls is None:
+            return await self._loop.create_server(make, sock=listener, backlog=BACKLOG)
+        listener.listen(BACKLOG)
+        tls_listener = TlsListener(listener, tls, make)
+        tls_listener.start()
+        return tls_listener
+
+    async def accept_internal(self, listener: socket.socket, *, secret: str) -> asyncio.AbstractServer:
+        """Accept connections of other platform processes on `listener` until what is returned is closed."""
+        if self._sweeping is None:
+            self._sweep()
+        make = partial(Connection, self, internal=secret.encode())
+        if isinstance(self._loop, asyncio.SelectorEventLoop) and sys.version_info >= (3, 13):
+            # by default the path would go with the first of several processes that closes the socket
+            return await self._loop.create_unix_server(make, sock=listener, cleanup_socket=False)
+        return await self._loop.create_unix_server(make, sock=listener)
+
+    @property
+    def in_flight(self) -> int:
+        """Return the number of requests that are not answered yet."""
+        return sum(connection.pending for connection in self.connections)
+
+    def release_connections(self) -> None:
+        """Close each connection after its next response: its client connects again, maybe to another replica."""
+        for connection in self.connections:
+            connection.close_after_response()
+
+    async def drain(self, grace_s: float) -> None:
+        """Answer, and close each connection after its next response; return when all are, or after `grace_s`."""
+        self.stopping = True
+        until = self._loop.time() + grace_s
+        while self.connections and self._loop.time() < until:
+            await asyncio.sleep(0.01)
 
     async def prepare(self, file: ServedFile, endpoint: Endpoint) -> None:
         """Load a model before the deployment that serves it for `endpoint`. Raise if it cannot be served."""

@@ -56,6 +56,8 @@ class ReplicaProcess:
 
     name: str
     process: subprocess.Popen[bytes]
+    orders: int
+    """Our end of its standard input."""
     reports: int
     started_at: float
     state: ReplicaState = ReplicaState.STARTING
@@ -73,9 +75,8 @@ class ReplicaProcess:
 
     def tell(self, message: Mapping[str, Any]) -> bool:
         """Send a message; false if the process has ended, or has not read the earlier ones."""
-        assert self.process.stdin is not None
         try:
-            os.write(self.process.stdin.fileno(), json.dumps(message).encode() + b"\n")
+            os.write(self.orders, json.dumps(message).encode() + b"\n")
         except OSError:
             return False
         return True
@@ -107,8 +108,12 @@ class ReplicaProcess:
         self.read_reports()
         self.state = ReplicaState.ENDED
         os.close(self.reports)
-        with suppress(OSError):
-            self.process.stdin.close()  # type: ignore[union-attr]
+        self.close_orders()
+
+    def close_orders(self) -> None:
+        if self.orders >= 0:
+            os.close(self.orders)
+        self.orders = -1
 
 
 class ProcessReplicas:
@@ -131,33 +136,35 @@ class ProcessReplicas:
 
     def start(self, *, replaces: str | None = None) -> str:
         name = next(str(number) for number in range(1, 10**6) if str(number) not in self._processes)
-        reading, writing = os.pipe()
+        reports, writing = os.pipe()
+        reading, orders = os.pipe()
         try:
-            process = self._start(name, writing)
+            process = self._start(name, reading, writing)
         except OSError:
-            os.close(reading)
+            os.close(reports)
+            os.close(orders)
             raise
         finally:
+            os.close(reading)
             os.close(writing)
-        os.set_blocking(reading, False)
-        self._processes[name] = ReplicaProcess(name, process, reading, time.monotonic(), replaces=replaces)
+        os.set_blocking(reports, False)
+        os.set_blocking(orders, False)
+        now = time.monotonic()
+        self._processes[name] = ReplicaProcess(name, process, orders, reports, now, replaces=replaces)
         return name
 
-    def _start(self, name: str, reports: int) -> subprocess.Popen[bytes]:
+    def _start(self, name: str, orders: int, reports: int) -> subprocess.Popen[bytes]:
         descriptors = {group: [each.fileno() for each in theirs] for group, theirs in self._sockets.items()}
         facts = {"name": name, "sockets": descriptors, "reports": reports}
-        process = subprocess.Popen(
+        return subprocess.Popen(
             self._command,
             env=self._environment | {ENVIRONMENT: json.dumps(facts)},
-            stdin=subprocess.PIPE,
+            stdin=orders,
             stdout=self._output,
             stderr=self._output,
             pass_fds=(reports, *(number for theirs in descriptors.values() for number in theirs)),
             start_new_session=True,
         )
-        assert process.stdin is not None
-        os.set_blocking(process.stdin.fileno(), False)
-        return process
 
     def stop(self, name: str, *, within: timedelta) -> None:
         self._stop(self._processes[name], within.total_seconds())
@@ -224,9 +231,8 @@ class ProcessReplicas:
         by = time.monotonic() + within.total_seconds()
         running = [each for each in self._processes.values() if each.state is not ReplicaState.ENDED]
         for each in running:
-            with suppress(OSError):
-                each.process.stdin.close()  # type: ignore[union-attr]
-                each.process.terminate()
+            each.close_orders()
+            each.process.terminate()
         for each in running:
             try:
                 each.process.wait(max(0.1, by - time.monotonic()))

@@ -63,6 +63,8 @@ class DeploymentReloader:
     versions: LoadVersion
     report_problems: ReportProblems
     servable: RequireServable
+    loaded: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when what is deployed was loaded for the first time, as far as it can be."""
     _known: tuple[int, int] = (-1, -1)
     _retry_at: float = float("inf")
     _serving: dict[str, tuple[Endpoint, dict[str, ServedFile]]] = field(default_factory=dict)
@@ -81,6 +83,7 @@ class DeploymentReloader:
                 if known != self._known or time.monotonic() >= self._retry_at:
                     await self.sync()
                     self._known = known
+                    self.loaded.set()
             except Exception:
                 _log.exception("reading the deployment failed; retrying")
             await asyncio.sleep(POLL_S)
