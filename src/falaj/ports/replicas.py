@@ -16,7 +16,7 @@ class ReplicaDriver(Protocol):
       that connects then waits for one.
     - Only ready replicas get new connections, and all of them do. A replica is ready when its models are loaded; one
       that needs long for that gets connections while there is no other, and says itself that it is not ready.
-    - A replica that was told to stop gets no new connections, answers the requests that it has, and ends. At its
+    - A replica that was told to stop soon gets no new connections, answers the requests that it has, and ends. At its
       deadline it is killed. One that has not become ready ends at once.
     - When a replica ends by itself, only the requests that it was answering fail. It is not replaced: that is for
       the caller to decide.

@@ -108,7 +108,7 @@ async def serve_replica(platform: LocalPlatform, facts: ReplicaFacts) -> None:
         reporting = asyncio.create_task(_report(running, channel))
         replicas = 0
         while "stop" not in (message := await channel.messages.get()):
-            await sockets.accept_from(message["accept"])
+            sockets.accept_from(message["accept"])
             if replicas and message["replicas"] > replicas:
                 server.release_connections()
             replicas = message["replicas"]

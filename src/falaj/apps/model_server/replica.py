@@ -8,7 +8,7 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -23,12 +23,14 @@ _log = logging.getLogger(__name__)
 
 
 class Listening(Protocol):
-    """Something that accepts connections of a socket, and closes that socket when it is closed."""
+    """Accepts connections of a socket."""
 
-    def close(self) -> None: ...
+    def release(self) -> None:
+        """Accept no more, close the socket, and keep the connections that were accepted."""
 
 
-Accept = Callable[[socket.socket], Awaitable[Listening]]
+Accept = Callable[[socket.socket], Listening]
+"""Begins to accept connections of a socket."""
 
 
 @dataclass(frozen=True)
@@ -60,20 +62,20 @@ class SharedSockets:
         self._accept = accept
         self._listening: dict[tuple[str, int], Listening] = {}
 
-    async def accept_from(self, assigned: Mapping[str, Sequence[int]]) -> None:
+    def accept_from(self, assigned: Mapping[str, Sequence[int]]) -> None:
         """Accept from exactly the assigned sockets, by their places in their groups."""
         wanted = {(group, place) for group in assigned if group in self._accept for place in assigned[group]}
         for key in [key for key in self._listening if key not in wanted]:
-            self._listening.pop(key).close()
+            self._listening.pop(key).release()
         for group, place in sorted(wanted - self._listening.keys()):
             copy = socket.socket(fileno=os.dup(self._descriptors[group][place]))
             copy.setblocking(False)
-            self._listening[group, place] = await self._accept[group](copy)
+            self._listening[group, place] = self._accept[group](copy)
 
     def close(self) -> None:
         """Accept no more, and let go of all sockets: they stay open in the parent."""
         for listening in self._listening.values():
-            listening.close()
+            listening.release()
         self._listening.clear()
         for number in (each for group in self._descriptors.values() for each in group):
             with suppress(OSError):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -19,6 +18,7 @@ from falaj.apps.model_server.inference.dispatch import Dispatcher
 from falaj.apps.model_server.inference.prediction import Prediction, predicted_batch
 from falaj.apps.model_server.limits import ServerLimits
 from falaj.apps.model_server.metrics import ServerMetrics
+from falaj.apps.socket_listener import SocketListener
 from falaj.apps.tls_listener import TlsListener
 from falaj.errors import FalajError
 from falaj.records.config import ServerConfig, Tls
@@ -76,40 +76,34 @@ class ModelServer:
         self.authentication_failed = partial(
             (failures or NoAuthenticationFailures()).add, interface="model-server"
         )
-        self._listening: list[asyncio.AbstractServer | TlsListener] = []
+        self._listening: list[SocketListener | TlsListener] = []
         self._sweeping: asyncio.TimerHandle | None = None
 
     async def start(self, listener: socket.socket, *, tls: Tls | None = None) -> None:
         """Accept connections on `listener`; ready once a deployment is applied."""
-        self._listening.append(await self.accept(listener, tls=tls))
+        self.accept(listener, tls=tls)
 
     async def start_internal(self, listener: socket.socket, *, secret: str) -> None:
         """Accept connections of other platform processes on `listener`; they present `secret`, and name the caller."""
-        self._listening.append(await self.accept_internal(listener, secret=secret))
+        self.accept_internal(listener, secret=secret)
 
-    async def accept(
-        self, listener: socket.socket, *, tls: Tls | None = None
-    ) -> asyncio.AbstractServer | TlsListener:
-        """Accept connections on `listener` until what is returned is closed."""
+    def accept(self, listener: socket.socket, *, tls: Tls | None = None) -> SocketListener | TlsListener:
+        """Accept connections on `listener` until what is returned is released."""
+        return self._accept(listener, partial(Connection, self), tls)
+
+    def accept_internal(self, listener: socket.socket, *, secret: str) -> SocketListener | TlsListener:
+        """Accept connections of other platform processes until what is returned is released."""
+        return self._accept(listener, partial(Connection, self, internal=secret.encode()), None)
+
+    def _accept(
+        self, listener: socket.socket, make: Callable[[], asyncio.Protocol], tls: Tls | None
+    ) -> SocketListener | TlsListener:
         if self._sweeping is None:
             self._sweep()
-        make = partial(Connection, self)
-        if tls is None:
-            return await self._loop.create_server(make, sock=listener, backlog=BACKLOG)
-        listener.listen(BACKLOG)
-        tls_listener = TlsListener(listener, tls, make)
-        tls_listener.start()
-        return tls_listener
-
-    async def accept_internal(self, listener: socket.socket, *, secret: str) -> asyncio.AbstractServer:
-        """Accept connections of other platform processes on `listener` until what is returned is closed."""
-        if self._sweeping is None:
-            self._sweep()
-        make = partial(Connection, self, internal=secret.encode())
-        if isinstance(self._loop, asyncio.SelectorEventLoop) and sys.version_info >= (3, 13):
-            # by default the path would go with the first of several processes that closes the socket
-            return await self._loop.create_unix_server(make, sock=listener, cleanup_socket=False)
-        return await self._loop.create_unix_server(make, sock=listener)
+        made = SocketListener(listener, make) if tls is None else TlsListener(listener, tls, make)
+        made.start()
+        self._listening.append(made)
+        return made
 
     @property
     def in_flight(self) -> int:
@@ -125,7 +119,9 @@ class ModelServer:
         """Answer, and close each connection after its next response; return when all are, or after `grace_s`."""
         self.stopping = True
         until = self._loop.time() + grace_s
-        while self.connections and self._loop.time() < until:
+        while self._loop.time() < until and (
+            self.connections or any(each.opening for each in self._listening)
+        ):
             await asyncio.sleep(0.01)
 
     async def prepare(self, file: ServedFile, endpoint: Endpoint) -> None:
