@@ -19,6 +19,7 @@ from falaj.apps.model_server.inference.prediction import Prediction, predicted_b
 from falaj.apps.model_server.inference.shadow import ShadowRunner
 from falaj.apps.model_server.limits import ServerLimits
 from falaj.apps.model_server.metrics import ServerMetrics
+from falaj.apps.socket_listener import SocketListener
 from falaj.apps.tls_listener import TlsListener
 from falaj.errors import FalajError
 from falaj.records.config import ServerConfig, Tls
@@ -81,28 +82,53 @@ class ModelServer:
         self.authentication_failed = partial(
             (failures or NoAuthenticationFailures()).add, interface="model-server"
         )
-        self._listening: list[asyncio.Server | TlsListener] = []
+        self._listening: list[SocketListener | TlsListener] = []
         self._sweeping: asyncio.TimerHandle | None = None
 
     async def start(self, listener: socket.socket, *, tls: Tls | None = None) -> None:
         """Accept connections on `listener`; ready once a deployment is applied."""
-        make = partial(Connection, self)
-        if tls is None:
-            self._listening.append(await self._loop.create_server(make, sock=listener, backlog=BACKLOG))
-        else:
-            listener.listen(BACKLOG)
-            tls_listener = TlsListener(listener, tls, make)
-            tls_listener.start()
-            self._listening.append(tls_listener)
-        self._sweep()
+        self.accept(listener, tls=tls)
 
     async def start_internal(self, listener: socket.socket, *, secret: str) -> None:
         """Accept connections of other platform processes on `listener`; they present `secret`, and name the caller."""
-        self._listening.append(
-            await self._loop.create_unix_server(
-                lambda: Connection(self, internal=secret.encode()), sock=listener
-            )
-        )
+        self.accept_internal(listener, secret=secret)
+
+    def accept(self, listener: socket.socket, *, tls: Tls | None = None) -> SocketListener | TlsListener:
+        """Accept connections on `listener` until what is returned is released."""
+        return self._accept(listener, partial(Connection, self), tls)
+
+    def accept_internal(self, listener: socket.socket, *, secret: str) -> SocketListener | TlsListener:
+        """Accept connections of other platform processes until what is returned is released."""
+        return self._accept(listener, partial(Connection, self, internal=secret.encode()), None)
+
+    def _accept(
+        self, listener: socket.socket, make: Callable[[], asyncio.Protocol], tls: Tls | None
+    ) -> SocketListener | TlsListener:
+        if self._sweeping is None:
+            self._sweep()
+        made = SocketListener(listener, make) if tls is None else TlsListener(listener, tls, make)
+        made.start()
+        self._listening.append(made)
+        return made
+
+    @property
+    def in_flight(self) -> int:
+        """Return the number of requests that are not answered yet."""
+        return sum(connection.pending for connection in self.connections)
+
+    def release_connections(self) -> None:
+        """Close each connection after its next response: its client connects again, maybe to another replica."""
+        for connection in self.connections:
+            connection.close_after_response()
+
+    async def drain(self, grace_s: float) -> None:
+        """Answer, and close each connection after its next response; return when all are, or after `grace_s`."""
+        self.stopping = True
+        until = self._loop.time() + grace_s
+        while self._loop.time() < until and (
+            self.connections or any(each.opening for each in self._listening)
+        ):
+            await asyncio.sleep(0.01)
 
     async def prepare(self, file: ServedFile, endpoint: Endpoint) -> None:
         """Load a model before the deployment that serves it for `endpoint`. Raise if it cannot be served."""

@@ -74,6 +74,8 @@ class DeploymentReloader:
     report_problems: ReportProblems
     servable: RequireServable
     clock: Callable[[], float] = time.monotonic
+    loaded: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when what is deployed was loaded for the first time, as far as it can be."""
     _retries: LoadRetries = field(default_factory=LoadRetries)
     _known: tuple[int, int] = (-1, -1)
     _serving: dict[str, tuple[Endpoint, dict[str, ServedFile]]] = field(default_factory=dict)
@@ -92,6 +94,7 @@ class DeploymentReloader:
                 if known != self._known or self.clock() >= self._retries.next_at:
                     await self.sync()
                     self._known = known
+                    self.loaded.set()
             except Exception:
                 _log.exception("reading the deployment failed; retrying")
             await asyncio.sleep(POLL_S)
