@@ -29,9 +29,9 @@ KEPT_HEADERS = BODY_HEADERS | {
     *(b"falaj-secret", b"host"),
     *(b"falaj-version", b"falaj-key", b"traceparent"),
 }
+"""Headers with a meaning here; each may be given once."""
 LISTED_HEADERS = frozenset((b"accept-encoding",))
 """Headers that are lists, so that they may be given several times."""
-"""Headers with a meaning here; each may be given once."""
 UNAUTHENTICATED_PATHS = frozenset((b"/v2/health/live", b"/v2/health/ready"))
 """The only paths that need no token; they take no body."""
 
@@ -153,10 +153,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         context = self._context
-        context.connections.discard(self)
-        context.strangers.pop(self, None)
-        self._leave_caller()
-        context.metrics.connections -= 1
+        self._leave()
         self._release_unread()
         for exchange in self._queue:
             context.shares.release(exchange.holder, exchange.size)
@@ -243,7 +240,17 @@ class Connection(asyncio.Protocol):
         self._leaves = True
 
     def abort(self) -> None:
+        """Close at once. The connection no longer counts, though the transport reports its loss only later."""
+        self._leave()
         self._transport.abort()
+
+    def _leave(self) -> None:
+        context = self._context
+        if self in context.connections:
+            context.connections.discard(self)
+            context.metrics.connections -= 1
+        context.strangers.pop(self, None)
+        self._leave_caller()
 
     @property
     def pending(self) -> int:

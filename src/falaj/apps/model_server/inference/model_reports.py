@@ -25,7 +25,7 @@ class IndexRequest(msgspec.Struct):
     ready: bool = False
 
 
-class LoadRequest(msgspec.Struct):
+class RepositoryLoad(msgspec.Struct):
     parameters: dict[str, msgspec.Raw] | None = None
 
 
@@ -135,7 +135,7 @@ def read_index_request(body: bytes) -> None:
 
 def require_plain_load(body: bytes, endpoint: str) -> None:
     """Raise InvalidInput if a request to load a model wants to change its configuration or files."""
-    parameters: Mapping[str, object] = _read(body, LoadRequest, "load").parameters or {}
+    parameters: Mapping[str, object] = _read(body, RepositoryLoad, "load").parameters or {}
     if parameters:
         given = shorten(", ".join(sorted(parameters)[:10]))
         raise InvalidInput(
