@@ -233,6 +233,9 @@ class Dispatcher:
     def _queue(self, exchange: HttpExchange, prediction: Prediction) -> None:
         if not exchange.cancelled:
             exchange.queued = prediction
+            if prediction.response is not None:
+                prediction.complete(None)
+                return
             try:
                 prediction.queue.submit(prediction)
             except FalajError as error:  # a full queue counts as an error of this version

@@ -64,7 +64,10 @@ class PathTarget:
 
 
 UNKNOWN = PathTarget(PathKind.UNKNOWN)
-EXTENSIONS = ["binary_tensor_data", "model_configuration", "model_repository", "statistics"]
+EXTENSIONS = [
+    *("binary_tensor_data", "classification", "model_configuration", "model_repository"),
+    *("schedule_policy", "statistics"),
+]
 SERVER = {"name": "falaj", "version": VERSION, "extensions": EXTENSIONS}
 
 

@@ -20,13 +20,15 @@ from falaj.apps.model_server.inference.protocol import (
     OutputSelection,
     encode_parameters,
     read_request,
+    read_schedule,
     read_values,
 )
 from falaj.apps.model_server.inference.row_encoding import ALL
-from falaj.errors import FalajError, Internal, InvalidInput, NotFound, shorten
+from falaj.errors import DeadlineExceeded, FalajError, Internal, InvalidInput, NotFound, shorten
 from falaj.records.serving import ServedModel
 from falaj.serving.dependencies import FeatureReader, PredictedBatch, PredictedRequest
 from falaj.serving.runtime.batch_queue import BatchQueue, RowSlice
+from falaj.serving.signatures import answer_to_no_rows
 
 Array = npt.NDArray[Any]
 
@@ -90,6 +92,13 @@ class Prediction:
         )
         self.response = HttpResponse(200, body, JSON if json_bytes is None else BYTES, json_bytes, ident)
 
+    def answer(self, outputs: Sequence[Array]) -> None:
+        """Encode a response that no model ran for; it has no id, because it is not logged."""
+        body, json_bytes = self._responder.encoder.encode(
+            self.request_facts[1], "", outputs, self._selection, notes=self.notes
+        )
+        self.response = HttpResponse(200, body, JSON if json_bytes is None else BYTES, json_bytes)
+
     @property
     def _is_plain(self) -> bool:
         """Tell whether the response has nothing of its own but its id and numbers."""
@@ -148,7 +157,22 @@ def prepare(exchange: HttpExchange, target: PathTarget, caller: str, features: F
     if repeated is not None and join is None:
         found = kept_body(body, json_bytes, request, target, queue, responder, selection)
         repeated.bodies[:] = [] if found is None else [found]
-    return Prediction(exchange, queue, inputs, (endpoint, request.id, caller), responder, selection, notes)
+    facts = (endpoint, request.id, caller)
+    made = Prediction(exchange, queue, inputs, facts, responder, selection, notes)
+    if request.parameters:
+        made.priority, timeout_s = read_schedule(request)
+        made.deadline = None if timeout_s is None else _deadline(exchange.began + timeout_s)
+    empty = answer_to_no_rows(queue.model, inputs)
+    if empty is not None:
+        made.answer(empty)
+    return made
+
+
+def _deadline(at: float) -> float:
+    """Return the time of a deadline. Raise DeadlineExceeded if it has passed while the request was parsed."""
+    if at <= time.perf_counter():
+        raise DeadlineExceeded("the deadline of the request passed before it was queued; it was not run")
+    return at
 
 
 def _missing(joined: JoinedRows) -> bytes:
