@@ -166,10 +166,11 @@ class BatchQueue:
             self._loop.call_soon(self._run_waiting)
 
     def close(self) -> None:
-        """End the process of the model, if it has one; what still runs there fails."""
+        """End the threads and the process of the model, if it has one; what still runs there fails."""
         for timer in (self._check, self._delayed):
             if timer is not None:
                 timer.cancel()
+        self._pool.shutdown(wait=False, cancel_futures=True)
         self.engine.close()
 
     def _require_place(self, request: QueuedRequest, work_s: float) -> None:

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from falaj.apps.model_server.inference.paths import PathTarget, VersionResponder
+from falaj.apps.model_server.inference.paths import PathTarget
 from falaj.apps.model_server.inference.protocol import (
     LONG_JSON_BYTES,
     InferRequest,
@@ -50,7 +50,6 @@ class BodyTemplate(NamedTuple):
 
     target: PathTarget
     queue: BatchQueue
-    responder: VersionResponder
     selection: OutputSelection
     start: bytes
     end: bytes
@@ -90,7 +89,6 @@ def kept_body(
     request: InferRequest,
     target: PathTarget,
     queue: BatchQueue,
-    responder: VersionResponder,
     selection: OutputSelection,
 ) -> BodyTemplate | None:
     """Return the template of a body that was accepted; None if it is not to be kept."""
@@ -110,7 +108,7 @@ def kept_body(
     kind = _LISTS[datatype][1] if datatype in _LISTS else "x"
     pack = struct.Struct(f"<{count}{kind}").pack
     is_binary = json_bytes is not None
-    return BodyTemplate(target, queue, responder, selection, *around, is_binary, datatype, shape, count, pack)
+    return BodyTemplate(target, queue, selection, *around, is_binary, datatype, shape, count, pack)
 
 
 def _has_known_parameters(request: InferRequest) -> bool:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -24,6 +25,7 @@ from falaj.apps.model_server.inference.protocol import (
     read_values,
 )
 from falaj.apps.model_server.inference.row_encoding import ALL
+from falaj.apps.model_server.inference.traffic import Fallback, named_version, sticky_key
 from falaj.errors import DeadlineExceeded, FalajError, Internal, InvalidInput, NotFound, shorten
 from falaj.records.serving import ServedModel
 from falaj.serving.dependencies import FeatureReader, PredictedBatch, PredictedRequest
@@ -38,12 +40,13 @@ class Prediction:
 
     __slots__ = (
         *(
-            "_exchange",
+            "exchange",
             "_selection",
-            "_responder",
+            "_responders",
             "caller",
             "cancelled",
             "deadline",
+            "fallback",
             "priority",
             "response",
             "request_facts",
@@ -60,13 +63,14 @@ class Prediction:
         queue: BatchQueue,
         inputs: Sequence[Array],
         request_facts: tuple[str, str, str],
-        responder: VersionResponder,
+        responders: Mapping[str, VersionResponder],
         selection: OutputSelection,
         notes: bytes,
     ) -> None:
-        self._exchange = exchange
-        self._responder = responder
+        self.exchange = exchange
+        self._responders = responders
         self._selection = selection
+        self.fallback: Fallback | None = None
         self.name = ""
         self.queue = queue
         self.inputs = inputs
@@ -78,8 +82,13 @@ class Prediction:
         self.cancelled = exchange.cancelled
         self.response: HttpResponse | None = None
 
+    def for_version(self, queue: BatchQueue) -> Prediction:
+        """Return the same request for a version with the same inputs and outputs."""
+        facts, selection = self.request_facts, self._selection
+        return Prediction(self.exchange, queue, self.inputs, facts, self._responders, selection, self.notes)
+
     def render(self, outputs: Sequence[Array]) -> None:
-        responder = self._responder
+        responder = self._responders[self.queue.model.version]
         self.name = ident = responder.next_id()
         if self._is_plain and isinstance(outputs, RowSlice) and outputs.end - outputs.start == 1:
             texts = _row_texts(outputs, responder)
@@ -94,7 +103,7 @@ class Prediction:
 
     def answer(self, outputs: Sequence[Array]) -> None:
         """Encode a response that no model ran for; it has no id, because it is not logged."""
-        body, json_bytes = self._responder.encoder.encode(
+        body, json_bytes = self._responders[self.queue.model.version].encoder.encode(
             self.request_facts[1], "", outputs, self._selection, notes=self.notes
         )
         self.response = HttpResponse(200, body, JSON if json_bytes is None else BYTES, json_bytes)
@@ -114,8 +123,12 @@ class Prediction:
             )
         first = self.inputs[0]
         rows = len(first) if first.ndim else 1
-        self._responder.metrics.count(response.status, time.perf_counter() - self._exchange.began, rows=rows)
-        self._exchange.finish(response)
+        metrics = self._responders[self.queue.model.version].metrics
+        metrics.count(response.status, time.perf_counter() - self.exchange.began, rows=rows)
+        if error is not None and self.fallback is not None and self.fallback.takes(self, error):
+            metrics.fallbacks[error.code] += 1
+            return
+        self.exchange.finish(response)
 
 
 def _row_texts(outputs: RowSlice, responder: VersionResponder) -> list[bytes] | None:
@@ -141,9 +154,11 @@ def prepare(exchange: HttpExchange, target: PathTarget, caller: str, features: F
         array = kept.array_of(body, json_bytes) if kept.target is target else None
         if array is not None:
             facts = (endpoint, "", caller)
-            return Prediction(exchange, kept.queue, (array,), facts, kept.responder, kept.selection, b"")
+            return Prediction(exchange, kept.queue, (array,), facts, target.responders, kept.selection, b"")
     request = read_request(body, json_bytes)
-    queue = served.queue(target.version, request.id)
+    named = named_version(served, target.version, exchange)
+    version = named or served.router.only or served.router.choose(sticky_key(served, request, exchange))
+    queue = served.queues[version]
     join = served.joins.get(queue.model.version)
     if join is None or has_model_input(request.inputs, queue.model):
         inputs, notes = queue.signature.take(request.inputs, read_values), b""
@@ -152,13 +167,17 @@ def prepare(exchange: HttpExchange, target: PathTarget, caller: str, features: F
         inputs, notes = [joined.block], _missing(joined) if joined.gaps else b""
     if len(inputs) > 1 and queue.engine.cost.rows > 1:
         _rows_agree(inputs, queue.model)
-    responder = target.responders[queue.model.version]
+    responder = target.responders[version]
     selection = responder.encoder.selection(request)
     if repeated is not None and join is None:
-        found = kept_body(body, json_bytes, request, target, queue, responder, selection)
+        found = kept_body(body, json_bytes, request, target, queue, selection)
         repeated.bodies[:] = [] if found is None else [found]
     facts = (endpoint, request.id, caller)
-    made = Prediction(exchange, queue, inputs, facts, responder, selection, notes)
+    made = Prediction(exchange, queue, inputs, facts, target.responders, selection, notes)
+    if served.fallback is not None and named is None:
+        made.fallback = Fallback(
+            served, lambda other: prepare(exchange, replace(target, version=other), caller, features)
+        )
     if request.parameters:
         made.priority, timeout_s = read_schedule(request)
         made.deadline = None if timeout_s is None else _deadline(exchange.began + timeout_s)
