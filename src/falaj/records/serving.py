@@ -36,6 +36,7 @@ class Datatype(StrEnum):
     INT32 = "INT32"
     INT64 = "INT64"
     FP16 = "FP16"
+    BF16 = "BF16"
     FP32 = "FP32"
     FP64 = "FP64"
     BYTES = "BYTES"

@@ -12,7 +12,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 
-from falaj.apps.model_server.limits import ServerLimits, limits_of_replica
+from falaj.apps.model_server.http.access import access_of
+from falaj.apps.model_server.limits import ServerLimits, limits_of, limits_of_replica
 from falaj.apps.model_server.load_meter import LoadMeter
 from falaj.apps.model_server.platform.admission import GateAdmission
 from falaj.apps.model_server.platform.client import CountReporter, PlatformClient
@@ -81,7 +82,13 @@ async def running_server(
     recorder = PredictionRecorder(log, every_s=every_s)
     sink = recorder if logs else NoPredictionSink()
     server = ModelServer(
-        admission, features=client, sink=sink, failures=platform.failures, load=client.load, limits=limits
+        admission,
+        features=client,
+        sink=sink,
+        failures=platform.failures,
+        load=client.load,
+        limits=limits or limits_of(platform.config.serving),
+        access=access_of(platform.config.serving),
     )
     counters = CountReporter(client, server.metrics, recorder, lambda: admission.endpoints, server.shadows)
     recorder.periodic_tasks = (counters.report,)
@@ -120,8 +127,9 @@ async def serve_replica(
     platform: LocalPlatform, facts: ReplicaFacts, *, start_log: StartLog | None = None
 ) -> None:
     """Serve as a replica of the processes driver until the parent says stop, or ends."""
-    config = platform.config.serving.replicas
-    async with running_server(platform, limits_of_replica(config), start_log=start_log) as running:
+    async with running_server(
+        platform, limits_of_replica(platform.config.serving), start_log=start_log
+    ) as running:
         server = running.server
         accept: dict[str, Accept] = {
             "http": partial(server.accept, tls=running.tls),

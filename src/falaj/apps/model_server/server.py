@@ -13,6 +13,7 @@ from typing import Any, cast
 import numpy.typing as npt
 
 from falaj.apps.byte_shares import ByteShares
+from falaj.apps.model_server.http.access import HttpAccess
 from falaj.apps.model_server.http.connection import Connection, ServerConnection
 from falaj.apps.model_server.inference.dispatch import Dispatcher
 from falaj.apps.model_server.inference.prediction import Prediction, predicted_batch
@@ -56,10 +57,12 @@ class ModelServer:
         features: FeatureReader | None = None,
         sink: PredictionSink | None = None,
         limits: ServerLimits | None = None,
+        access: HttpAccess | None = None,
         failures: AuthenticationFailures | None = None,
         load: Callable[[ServedFile], ModelEngine] = load_file,
     ) -> None:
         self.limits = limits or ServerLimits()
+        self.access = access or HttpAccess()
         self.shares = ByteShares(self.limits.held_bytes)
         self.metrics = ServerMetrics(self.shares)
         self.connections: set[ServerConnection] = set()

@@ -22,6 +22,7 @@ class ResponseQueue(Protocol):
     """Writes responses in the order of the requests."""
 
     def flush(self) -> None: ...
+    def header_lines(self, headers: Mapping[bytes, bytes]) -> bytes: ...
     def compress(self, exchange: HttpExchange, response: HttpResponse, coding: bytes) -> None: ...
     def holds(self, exchange: HttpExchange, size: int) -> bool: ...
 
@@ -128,7 +129,10 @@ class HttpExchange:
     def to_bytes(self, *, closes: bool) -> bytes:
         if self.response is None:
             return b""
-        return self.response.to_bytes(closes=closes, without_body=self.method == b"HEAD")
+        response = self.response
+        if b"origin" in self._headers:
+            response = response._replace(extra=response.extra + self._writer.header_lines(self._headers))
+        return response.to_bytes(closes=closes, without_body=self.method == b"HEAD")
 
 
 def _response_not_held(size: int) -> Unavailable:

@@ -103,7 +103,7 @@ def kept_body(
         around = _around_values(body, request, datatype)
     else:
         around = (body[:json_bytes], b"") if isinstance(tensor.data, memoryview) else None
-    if around is None or len(around[0]) + len(around[1]) > MAX_CONSTANT_BYTES or count > PACKED:
+    if around is None or len(around[0]) + len(around[1]) > MAX_CONSTANT_BYTES or not 0 < count <= PACKED:
         return None
     kind = _LISTS[datatype][1] if datatype in _LISTS else "x"
     pack = struct.Struct(f"<{count}{kind}").pack

@@ -14,6 +14,7 @@ from typing import Any
 from urllib.parse import quote, unquote_to_bytes
 
 from falaj.apps.model_server.http import responses
+from falaj.apps.model_server.http.access import preflight_response
 from falaj.apps.model_server.http.compression import compress, decompress
 from falaj.apps.model_server.http.exchange import HttpExchange
 from falaj.apps.model_server.http.responses import HttpResponse
@@ -154,6 +155,9 @@ class Dispatcher:
         if exchange.caller is not None:
             self._respond(exchange, target, exchange.caller)
             return
+        if exchange.credential is None:
+            self._respond_in_public(exchange, target)
+            return
         credential, endpoint = exchange.credential or "", target.admission_target
         self.decisions.admit(credential, endpoint, exchange.body, partial(self._admitted, exchange, target))
 
@@ -166,6 +170,15 @@ class Dispatcher:
             self._refuse(exchange, _concealed(error, target, exchange.path))
 
     # ---------------------------------------------------------------------------------------- responses
+
+    def _respond_in_public(self, exchange: HttpExchange, target: PathTarget) -> None:
+        """Answer a request that needs no token, which is all that the connection lets pass without one."""
+        if exchange.method == b"OPTIONS":
+            exchange.finish(preflight_response())
+        elif target.kind is PathKind.MODEL_READY and target.response is not None:
+            exchange.finish(target.response)
+        else:
+            exchange.finish(_not_found(exchange.path) if self.ready else _not_ready())
 
     def _respond(self, exchange: HttpExchange, target: PathTarget, caller: str) -> None:
         is_allowed = exchange.method == target.method or (exchange.method, target.method) == (b"HEAD", b"GET")
@@ -233,6 +246,9 @@ class Dispatcher:
     def _queue(self, exchange: HttpExchange, prediction: Prediction) -> None:
         if not exchange.cancelled:
             exchange.queued = prediction
+            if prediction.response is not None:
+                prediction.complete(None)
+                return
             try:
                 prediction.queue.submit(prediction)
             except FalajError as error:  # a full queue counts as an error of this version

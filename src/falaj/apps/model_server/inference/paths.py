@@ -25,6 +25,7 @@ class PathKind(Enum):
     LIVE = auto()
     READY = auto()
     FIXED = auto()
+    MODEL_READY = auto()
     METRICS = auto()
     INFER = auto()
     STATISTICS = auto()
@@ -64,7 +65,10 @@ class PathTarget:
 
 
 UNKNOWN = PathTarget(PathKind.UNKNOWN)
-EXTENSIONS = ["binary_tensor_data", "model_configuration", "model_repository", "statistics"]
+EXTENSIONS = [
+    *("binary_tensor_data", "classification", "model_configuration", "model_repository"),
+    *("schedule_policy", "statistics"),
+]
 SERVER = {"name": "falaj", "version": VERSION, "extensions": EXTENSIONS}
 
 
@@ -118,7 +122,7 @@ def _endpoint_paths(
     ready = responses.json_response({"name": name, "ready": True})
     return {
         start: PathTarget(PathKind.FIXED, endpoint=name, response=about),
-        start + b"/ready": PathTarget(PathKind.FIXED, endpoint=name, response=ready),
+        start + b"/ready": PathTarget(PathKind.MODEL_READY, endpoint=name, response=ready),
         start + b"/config": PathTarget(PathKind.FIXED, endpoint=name, response=config),
         start + b"/stats": PathTarget(PathKind.STATISTICS, endpoint=name, served=served, version=version),
         start + b"/infer": PathTarget(PathKind.INFER, b"POST", name, served, version, responders=responders),

@@ -21,14 +21,16 @@ from falaj.apps.model_server.inference.protocol import (
     OutputSelection,
     encode_parameters,
     read_request,
+    read_schedule,
     read_values,
 )
 from falaj.apps.model_server.inference.row_encoding import ALL
 from falaj.apps.model_server.inference.traffic import Fallback, named_version, sticky_key
-from falaj.errors import FalajError, Internal, InvalidInput, NotFound, shorten
+from falaj.errors import DeadlineExceeded, FalajError, Internal, InvalidInput, NotFound, shorten
 from falaj.records.serving import ServedModel
 from falaj.serving.dependencies import FeatureReader, PredictedBatch, PredictedRequest
 from falaj.serving.runtime.batch_queue import BatchQueue, RowSlice
+from falaj.serving.signatures import answer_to_no_rows
 
 Array = npt.NDArray[Any]
 
@@ -98,6 +100,13 @@ class Prediction:
             self.request_facts[1], ident, outputs, self._selection, notes=self.notes
         )
         self.response = HttpResponse(200, body, JSON if json_bytes is None else BYTES, json_bytes, ident)
+
+    def answer(self, outputs: Sequence[Array]) -> None:
+        """Encode a response that no model ran for; it has no id, because it is not logged."""
+        body, json_bytes = self._responders[self.queue.model.version].encoder.encode(
+            self.request_facts[1], "", outputs, self._selection, notes=self.notes
+        )
+        self.response = HttpResponse(200, body, JSON if json_bytes is None else BYTES, json_bytes)
 
     @property
     def _is_plain(self) -> bool:
@@ -169,7 +178,20 @@ def prepare(exchange: HttpExchange, target: PathTarget, caller: str, features: F
         made.fallback = Fallback(
             served, lambda other: prepare(exchange, replace(target, version=other), caller, features)
         )
+    if request.parameters:
+        made.priority, timeout_s = read_schedule(request)
+        made.deadline = None if timeout_s is None else _deadline(exchange.began + timeout_s)
+    empty = answer_to_no_rows(queue.model, inputs)
+    if empty is not None:
+        made.answer(empty)
     return made
+
+
+def _deadline(at: float) -> float:
+    """Return the time of a deadline. Raise DeadlineExceeded if it has passed while the request was parsed."""
+    if at <= time.perf_counter():
+        raise DeadlineExceeded("the deadline of the request passed before it was queued; it was not run")
+    return at
 
 
 def _missing(joined: JoinedRows) -> bytes:
