@@ -26,7 +26,7 @@ from falaj.apps.model_server.inference.row_encoding import ALL
 from falaj.errors import FalajError, Internal, InvalidInput, NotFound, shorten
 from falaj.records.serving import ServedModel
 from falaj.serving.dependencies import FeatureReader, PredictedBatch, PredictedRequest
-from falaj.serving.runtime.batch_queue import BatchQueue, RowSlice
+from falaj.serving.runtime.batch_queue import BatchQueue
 
 Array = npt.NDArray[Any]
 
@@ -37,6 +37,7 @@ class Prediction:
     __slots__ = (
         *(
             "_exchange",
+            "_is_plain",
             "_selection",
             "_responder",
             "cancelled",
@@ -62,6 +63,8 @@ class Prediction:
         self._exchange = exchange
         self._responder = responder
         self._selection = selection
+        self._is_plain = selection == ALL and not notes and not request_facts[1]
+        """The response has nothing of its own but its id and numbers."""
         self.name = ""
         self.queue = queue
         self.inputs = inputs
@@ -73,21 +76,32 @@ class Prediction:
     def render(self, outputs: Sequence[Array]) -> None:
         responder = self._responder
         self.name = ident = responder.next_id()
-        if self._is_plain and isinstance(outputs, RowSlice) and outputs.end - outputs.start == 1:
-            texts = _row_texts(outputs, responder)
-            if texts is not None and responder.rows is not None:
-                body = responder.rows.body(ident, texts[outputs.start])
-                self.response = HttpResponse(200, body, JSON, None, ident)
-                return
         body, json_bytes = responder.encoder.encode(
             self.request_facts[1], ident, outputs, self._selection, notes=self.notes
         )
         self.response = HttpResponse(200, body, JSON if json_bytes is None else BYTES, json_bytes, ident)
 
-    @property
-    def _is_plain(self) -> bool:
-        """Tell whether the response has nothing of its own but its id and numbers."""
-        return self._selection == ALL and not self.notes and not self.request_facts[1]
+    def render_batch(self, batch: Sequence[Any], outputs: Sequence[Array]) -> bool:
+        """Encode the responses of a batch at once, if each has one row and nothing of its own but an id."""
+        responder = self._responder
+        rows = responder.rows
+        if rows is None or len(outputs[0]) != len(batch):
+            return False
+        for request in batch:
+            if (
+                type(request) is not Prediction
+                or request._responder is not responder
+                or not request._is_plain
+            ):
+                return False
+        texts = rows.texts(outputs)
+        if texts is None:
+            return False
+        next_id, body = responder.next_id, rows.body
+        for request, text in zip(batch, texts, strict=True):
+            request.name = ident = next_id()
+            request.response = HttpResponse(200, body(ident, text), JSON, None, ident)
+        return True
 
     def complete(self, error: FalajError | None) -> None:
         if self.cancelled:
@@ -103,30 +117,20 @@ class Prediction:
         self._exchange.finish(response)
 
 
-def _row_texts(outputs: RowSlice, responder: VersionResponder) -> list[bytes] | None:
-    """Return the numbers of all rows of the batch as text, made by the first request that needs them."""
-    if responder.rows is None:
-        return None
-    shared = outputs.shared
-    if responder.rows not in shared:
-        shared[responder.rows] = responder.rows.texts(outputs.arrays)
-    found: list[bytes] | None = shared[responder.rows]
-    return found
-
-
 def prepare(exchange: HttpExchange, target: PathTarget, caller: str, features: FeatureReader) -> Prediction:
     """Parse and check a request. Raise InvalidInput with all faults."""
     served = target.served
     if served is None:
         raise NotFound("unknown endpoint")
     endpoint = served.endpoint.id or served.endpoint.name
-    repeated, body, json_bytes = exchange.repeated, exchange.body, exchange.json_bytes
+    repeated, body = exchange.repeated, exchange.body
     if repeated is not None and repeated.bodies:
-        kept: BodyTemplate = repeated.bodies[0]
-        array = kept.array_of(body, json_bytes) if kept.target is target else None
+        kept: BodyTemplate = repeated.bodies[0]  # with the same head, and so the same length of its JSON
+        array = kept.array_of(body) if kept.target is target else None
         if array is not None:
             facts = (endpoint, "", caller)
             return Prediction(exchange, kept.queue, (array,), facts, kept.responder, kept.selection, b"")
+    json_bytes = exchange.json_bytes
     request = read_request(body, json_bytes)
     queue = served.queue(target.version, request.id)
     join = served.joins.get(queue.model.version)
