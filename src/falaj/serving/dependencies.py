@@ -111,6 +111,10 @@ class Admission(Protocol):
         """Make and cache the decision. Raise Unauthenticated or Denied. Runs in a thread."""
         ...
 
+    def permitted(self, credential: str, endpoints: Sequence[str]) -> Sequence[str]:
+        """Return those of `endpoints` that the caller may call. Raise Unauthenticated. Runs in a thread."""
+        ...
+
 
 class AuthenticationFailures(Protocol):
     """Counts failed authentications for the audit log."""

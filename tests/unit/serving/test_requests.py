@@ -327,10 +327,8 @@ def test_the_answer_says_which_feature_of_which_row_is_missing(client: RawClient
     ]
     assert found["parameters"]["missing_rows"] == 2
     assert found["parameters"]["prediction"].startswith("looked-")
-    assert (found["outputs"][0]["data"], found["outputs"][0]["parameters"]) == (
-        [5.0, None, None],
-        {"not_finite": 2},
-    )
+    assert b'"data":[5.0,NaN,NaN]' in answer
+    assert "parameters" not in found["outputs"][0]
 
 
 def test_of_many_missing_rows_the_first_are_listed_and_all_are_counted(client: RawClient) -> None:

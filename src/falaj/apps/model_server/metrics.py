@@ -18,17 +18,23 @@ from falaj.serving.scores import BOUNDS_S
 class VersionMetrics:
     """Counts of one version of an endpoint."""
 
-    __slots__ = ("buckets", "rows", "seconds", "statuses")
+    __slots__ = ("buckets", "failed_rows", "failed_seconds", "rows", "seconds", "statuses")
 
     def __init__(self) -> None:
         self.statuses: Counter[int] = Counter()
         self.rows = 0
         self.buckets = [0] * (len(BOUNDS_S) + 1)
         self.seconds = 0.0
+        self.failed_seconds = 0.0
+        self.failed_rows = 0
+        """The parts of `seconds` and `rows` of requests that failed."""
 
     def count(self, status: int, seconds: float, *, rows: int = 0) -> None:
         self.statuses[status] += 1
         self.rows += rows
+        if status != 200:
+            self.failed_seconds += seconds
+            self.failed_rows += rows
         self.buckets[bisect_left(BOUNDS_S, seconds)] += 1
         self.seconds += seconds
 

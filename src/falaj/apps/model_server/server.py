@@ -13,7 +13,7 @@ from typing import Any, cast
 import numpy.typing as npt
 
 from falaj.apps.byte_shares import ByteShares
-from falaj.apps.model_server.http.connection import Connection
+from falaj.apps.model_server.http.connection import Connection, ServerConnection
 from falaj.apps.model_server.inference.dispatch import Dispatcher
 from falaj.apps.model_server.inference.prediction import Prediction, predicted_batch
 from falaj.apps.model_server.limits import ServerLimits
@@ -35,6 +35,7 @@ from falaj.serving.deployment_state import DeploymentState
 from falaj.serving.runtime.batch_queue import BatchQueue, QueuedRequest
 from falaj.serving.runtime.engine import ModelEngine
 from falaj.serving.runtime.loading import load as load_file
+from falaj.serving.runtime.run_statistics import CountedEngine
 
 Array = npt.NDArray[Any]
 
@@ -59,17 +60,19 @@ class ModelServer:
         self.limits = limits or ServerLimits()
         self.shares = ByteShares(self.limits.held_bytes)
         self.metrics = ServerMetrics(self.shares)
-        self.connections: set[Connection] = set()
-        self.strangers: dict[Connection, None] = {}
-        self.callers: dict[str, dict[Connection, None]] = {}
+        self.connections: set[ServerConnection] = set()
+        self.strangers: dict[ServerConnection, None] = {}
+        self.callers: dict[str, dict[ServerConnection, None]] = {}
         self.stopping = False
         self._loop = asyncio.get_running_loop()
         self.now = self._loop.time()
         self._sink: PredictionSink = sink or NoPredictionSink()
-        self._pool = ThreadPoolExecutor(self.limits.threads, thread_name_prefix="model")
         self._deployment_state = DeploymentState(self._make_queue, load)
-        self._dispatcher = Dispatcher(admission, features or NoFeatureReader(), self._sink, self.metrics)
+        self._dispatcher = Dispatcher(
+            admission, features or NoFeatureReader(), self._sink, self.metrics, self.limits
+        )
         self.dispatch = self._dispatcher.dispatch
+        self.compress = self._dispatcher.compress
         self.recognize = admission.recognize
         self.authenticate = self._dispatcher.authenticate
         self.authentication_failed = partial(
@@ -129,7 +132,6 @@ class ModelServer:
             self._sweeping.cancel()
         self._dispatcher.close()
         self._deployment_state.close()
-        self._pool.shutdown(wait=False, cancel_futures=True)
         await asyncio.sleep(0)  # lets aborted connections report their loss
 
     def _sweep(self) -> None:
@@ -144,10 +146,10 @@ class ModelServer:
 
     def _make_queue(self, engine: ModelEngine) -> BatchQueue:
         answered = None if isinstance(self._sink, NoPredictionSink) else self._record_batch
-        pool = self._pool if engine.in_process else ThreadPoolExecutor(self.limits.threads)
+        # each has threads of its own: a model whose runs take long keeps no other from running
         return BatchQueue(
-            engine,
-            pool=pool,
+            CountedEngine(engine),
+            pool=ThreadPoolExecutor(self.limits.threads, thread_name_prefix="model"),
             threads=self.limits.threads,
             answered=answered,
             most_waiting=self.limits.waiting,

@@ -42,6 +42,7 @@ class Loaded(msgspec.Struct):
     model: bytes
     seconds: float
     rows: int
+    more_seconds: float
 
 
 class RunRequest(msgspec.Struct):

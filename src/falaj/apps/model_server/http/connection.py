@@ -14,6 +14,7 @@ import httptools
 
 from falaj.apps.byte_shares import ByteShares
 from falaj.apps.model_server.http import responses
+from falaj.apps.model_server.http.compression import CODINGS
 from falaj.apps.model_server.http.exchange import LARGE_RESPONSE_BYTES, HttpExchange
 from falaj.apps.model_server.http.repeated_heads import MAX_DIGITS, RepeatedHead, kept_head
 from falaj.apps.model_server.http.responses import HttpResponse
@@ -27,6 +28,8 @@ KEPT_HEADERS = BODY_HEADERS | {
     *(b"authorization", b"content-encoding", b"expect", b"falaj-caller", b"inference-header-content-length"),
     *(b"falaj-secret", b"host"),
 }
+LISTED_HEADERS = frozenset((b"accept-encoding",))
+"""Headers that are lists, so that they may be given several times."""
 """Headers with a meaning here; each may be given once."""
 UNAUTHENTICATED_PATHS = frozenset((b"/v2/health/live", b"/v2/health/ready"))
 """The only paths that need no token; they take no body."""
@@ -42,22 +45,37 @@ STRANGERS_SHARE = 10
 _log = logging.getLogger(__name__)
 
 
+class ServerConnection(Protocol):
+    """A connection as the server sees it, whatever protocol it speaks."""
+
+    deadline: float
+
+    @property
+    def waits_for_client(self) -> bool: ...
+    def expire(self) -> None: ...
+    def close_when_idle(self) -> None: ...
+    def abort(self) -> None: ...
+
+
 class ServerContext(Protocol):
     """The server as its connections see it."""
 
     limits: ServerLimits
     metrics: ServerMetrics
-    connections: set[Connection]
+    connections: set[ServerConnection]
     now: float
     """Monotonic seconds as of the last sweep: precise enough for deadlines, and free."""
     stopping: bool
     shares: ByteShares
-    strangers: dict[Connection, None]
+    strangers: dict[ServerConnection, None]
     """Connections that have not presented a valid token yet, oldest first."""
-    callers: dict[str, dict[Connection, None]]
+    callers: dict[str, dict[ServerConnection, None]]
     """The other connections by their caller, oldest first."""
 
     def dispatch(self, exchange: HttpExchange) -> None: ...
+    def compress(self, exchange: HttpExchange, response: HttpResponse, coding: bytes) -> None:
+        """Compress a large response in a thread, and send it."""
+
     def recognize(self, credential: str) -> str | None:
         """Return the caller of a credential if it is known from memory."""
 
@@ -115,11 +133,11 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         context = self._context
-        self._source = _address(transport)
+        self._source = address_of(transport)
         context.connections.add(self)
         context.metrics.connections += 1
         if len(context.connections) > self._limits.connections:
-            spare = _spare_connection(context)
+            spare = spare_connection(context)
             if spare is None:
                 self._refuse(Unavailable("too many connections; try again later"))
             else:
@@ -280,6 +298,8 @@ class Connection(asyncio.Protocol):
                     self._context.authentication_failed("two_tokens", self._source)
                 raise self._stop(InvalidInput(f"the header {name.decode()} is given twice"))
             self._headers[name] = value
+        elif name in LISTED_HEADERS and self._in_head:
+            self._headers[name] = self._headers[name] + b"," + value if name in self._headers else value
 
     def on_headers_complete(self) -> None:
         self._in_head = False
@@ -306,9 +326,10 @@ class Connection(asyncio.Protocol):
         elif exchange.credential is None:
             self._context.authentication_failed("no_token", self._source)
             raise self._stop(Unauthenticated("no token was presented; send 'Authorization: Bearer …'"))
-        if b"content-encoding" in headers:
+        if b"content-encoding" in headers and exchange.coding not in (b"", *CODINGS):
             raise self._stop(
-                InvalidInput("compressed bodies are not supported; send the body uncompressed"), status=415
+                InvalidInput("this coding of the body is not known; send gzip, deflate or the plain body"),
+                status=415,
             )
         self._current = exchange
         self._queue.append(exchange)
@@ -370,7 +391,7 @@ class Connection(asyncio.Protocol):
         if exchange.cancelled:
             return
         if error is None and not self._context.shares.move(exchange.holder, holder, exchange.size):
-            exchange.size, error = 0, _too_much_held()
+            exchange.size, error = 0, too_much_held()
         if error is not None:  # reading stays paused
             if isinstance(error, Unauthenticated):
                 self._context.authentication_failed("refused_token", self._source)
@@ -395,7 +416,7 @@ class Connection(asyncio.Protocol):
         if exchange.size + len(body) > self._limits.body_bytes:
             raise self._stop(_too_large(self._limits.body_bytes))
         if not self._context.shares.take(exchange.holder, len(body)):
-            raise self._stop(_too_much_held())
+            raise self._stop(too_much_held())
         exchange.add(body)
 
     def on_message_complete(self) -> None:
@@ -456,6 +477,9 @@ class Connection(asyncio.Protocol):
         exchange.size += size
         return True
 
+    def compress(self, exchange: HttpExchange, response: HttpResponse, coding: bytes) -> None:
+        self._context.compress(exchange, response, coding)
+
     def _send_continue(self) -> None:
         """Send 100 Continue to a client that expects it, after all earlier responses."""
         if self._queue and self._queue[0].wants_continue and self._queue[0].is_authenticated:
@@ -501,7 +525,7 @@ def _without_upgrade(method: bytes, url: bytes, headers: Mapping[bytes, bytes]) 
     return b"%b %b HTTP/1.1\r\n%b\r\n" % (method, url, b"".join(lines))
 
 
-def _spare_connection(context: ServerContext) -> Connection | None:
+def spare_connection(context: ServerContext) -> ServerConnection | None:
     """Return the connection that makes room for another; so nobody keeps others out by holding connections.
 
     It is the oldest stranger where these have more than their share, otherwise the oldest connection without a
@@ -518,12 +542,12 @@ def _spare_connection(context: ServerContext) -> Connection | None:
     return oldest
 
 
-def _address(transport: asyncio.BaseTransport) -> str:
+def address_of(transport: asyncio.BaseTransport) -> str:
     peer = transport.get_extra_info("peername")
     return f"remote:{peer[0]}" if isinstance(peer, tuple) and peer else "local"
 
 
-def _too_much_held() -> Unavailable:
+def too_much_held() -> Unavailable:
     return Unavailable(
         "your unanswered requests hold as much of the server's memory as it has left; try again later"
     )

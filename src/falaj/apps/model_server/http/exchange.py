@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Protocol
 
+from falaj.apps.model_server.http.compression import MIN_COMPRESSED_BYTES, accepted_coding
 from falaj.apps.model_server.http.repeated_heads import RepeatedHead
 from falaj.apps.model_server.http.responses import HttpResponse, error_response
 from falaj.errors import InvalidInput, Unavailable
@@ -21,6 +22,7 @@ class ResponseQueue(Protocol):
     """Writes responses in the order of the requests."""
 
     def flush(self) -> None: ...
+    def compress(self, exchange: HttpExchange, response: HttpResponse, coding: bytes) -> None: ...
     def holds(self, exchange: HttpExchange, size: int) -> bool: ...
 
 
@@ -84,8 +86,29 @@ class HttpExchange:
             raise InvalidInput("Inference-Header-Content-Length must be a number of bytes")
         return int(value)
 
+    @property
+    def coding(self) -> bytes:
+        """Return the coding of the body; empty if it is not compressed."""
+        coding = self._headers.get(b"content-encoding", b"").strip().lower()
+        return b"" if coding == b"identity" else coding
+
+    def hold(self, body: bytes) -> None:
+        """Replace a compressed body by what it contains. Raise Unavailable if the caller may not hold as much."""
+        if not self._writer.holds(self, len(body)):
+            raise Unavailable(f"there is no memory for a body of {len(body)} bytes; try again later")
+        self._chunks = [body]
+
     def finish(self, response: HttpResponse) -> None:
         """Set the response; it is written after all earlier ones."""
+        if len(response.body) >= MIN_COMPRESSED_BYTES and not self.cancelled:
+            coding = accepted_coding(self._headers.get(b"accept-encoding", b""))
+            if coding and self.method != b"HEAD":
+                self._writer.compress(self, response, coding)
+                return
+        self.send(response)
+
+    def send(self, response: HttpResponse) -> None:
+        """Set the response as it is."""
         if not self.cancelled:
             if len(response.body) > LARGE_RESPONSE_BYTES and not self._writer.holds(self, len(response.body)):
                 response = error_response(_response_not_held(len(response.body)))

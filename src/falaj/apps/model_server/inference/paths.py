@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 from falaj.apps.model_server.http import responses
 from falaj.apps.model_server.http.responses import HttpResponse
+from falaj.apps.model_server.inference.model_reports import describe_config
 from falaj.apps.model_server.inference.protocol import ResponseEncoder
 from falaj.apps.model_server.inference.row_encoding import RowEncoder, row_encoder
 from falaj.apps.model_server.metrics import ServerMetrics, VersionMetrics
@@ -26,6 +27,11 @@ class PathKind(Enum):
     FIXED = auto()
     METRICS = auto()
     INFER = auto()
+    STATISTICS = auto()
+    ALL_STATISTICS = auto()
+    INDEX = auto()
+    LOAD = auto()
+    UNLOAD = auto()
     UNKNOWN = auto()
 
 
@@ -58,7 +64,8 @@ class PathTarget:
 
 
 UNKNOWN = PathTarget(PathKind.UNKNOWN)
-SERVER = {"name": "falaj", "version": VERSION, "extensions": ["binary_tensor_data"]}
+EXTENSIONS = ["binary_tensor_data", "model_configuration", "model_repository", "statistics"]
+SERVER = {"name": "falaj", "version": VERSION, "extensions": EXTENSIONS}
 
 
 def build_path_table(
@@ -70,6 +77,8 @@ def build_path_table(
         b"/v2/health/live": PathTarget(PathKind.LIVE),
         b"/v2/health/ready": PathTarget(PathKind.READY),
         b"/metrics": PathTarget(PathKind.METRICS),
+        b"/v2/models/stats": PathTarget(PathKind.ALL_STATISTICS),
+        b"/v2/repository/index": PathTarget(PathKind.INDEX, b"POST"),
     }
     for name, found in served.items():
         known = found.endpoint.id or name
@@ -82,6 +91,9 @@ def build_path_table(
             for version in (None, *found.queues):
                 start = path if version is None else path + f"/versions/{quote(version)}".encode()
                 paths |= _endpoint_paths(start, found, version, responders)
+            start = f"/v2/repository/models/{quote(called)}".encode()
+            paths[start + b"/load"] = PathTarget(PathKind.LOAD, b"POST", name)
+            paths[start + b"/unload"] = PathTarget(PathKind.UNLOAD, b"POST", name)
     return paths
 
 
@@ -98,13 +110,17 @@ def _endpoint_paths(
     start: bytes, served: ServedEndpoint, version: str | None, responders: Mapping[str, VersionResponder]
 ) -> dict[bytes, PathTarget]:
     name = served.endpoint.name
-    model = served.representative(version).model
+    queue = served.representative(version)
+    model, inputs = queue.model, _request_inputs(served, queue.model)
     versions = list(served.queues) if version is None else [version]
-    about = responses.json_response(_metadata(name, versions, model, _request_inputs(served, model)))
+    about = responses.json_response(_metadata(name, versions, model, inputs))
+    config = responses.json_response(describe_config(name, queue, inputs, version=version))
     ready = responses.json_response({"name": name, "ready": True})
     return {
         start: PathTarget(PathKind.FIXED, endpoint=name, response=about),
         start + b"/ready": PathTarget(PathKind.FIXED, endpoint=name, response=ready),
+        start + b"/config": PathTarget(PathKind.FIXED, endpoint=name, response=config),
+        start + b"/stats": PathTarget(PathKind.STATISTICS, endpoint=name, served=served, version=version),
         start + b"/infer": PathTarget(PathKind.INFER, b"POST", name, served, version, responders=responders),
     }
 

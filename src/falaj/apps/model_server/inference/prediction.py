@@ -40,7 +40,10 @@ class Prediction:
             "_is_plain",
             "_selection",
             "_responder",
+            "caller",
             "cancelled",
+            "deadline",
+            "priority",
             "response",
             "request_facts",
             "inputs",
@@ -70,6 +73,9 @@ class Prediction:
         self.inputs = inputs
         self.notes = notes
         self.request_facts = request_facts
+        self.caller = request_facts[2]
+        self.priority = 0
+        self.deadline: float | None = None
         self.cancelled = exchange.cancelled
         self.response: HttpResponse | None = None
 

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import msgspec
 import numpy.typing as npt
 
+from falaj.apps.model_server.inference.json_values import encode_values, has_words, mark_words, unmarked
 from falaj.errors import Fault, InvalidInput, TooLarge, shorten
 from falaj.records.serving import Datatype, ServedModel
 from falaj.serving.signatures import invalid_request
@@ -92,6 +93,7 @@ _flat = {
     datatype: msgspec.json.Decoder(list[kind]).decode  # type: ignore[valid-type]
     for datatype, kind in _kinds.items()
 }
+_flat_marked = msgspec.json.Decoder(list[float | str]).decode
 
 
 # ------------------------------------------------------------------------------------------ requests
@@ -103,11 +105,10 @@ def read_request(body: bytes, json_bytes: int | None) -> InferRequest:
         raise InvalidInput(f"Inference-Header-Content-Length is {json_bytes}, the body has {len(body)} bytes")
     text = body if json_bytes is None else memoryview(body)[:json_bytes]
     try:
-        if len(text) > LONG_JSON_BYTES:
-            _outline(text)
-        request = _read(text)
+        request = _read_json(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidInput(f"the body is not an inference request: {error}") from None
+        words = None if isinstance(error, msgspec.ValidationError) else mark_words(text)
+        request = _read_marked(words, error)
     if len(request.id) > MAX_ID_CHARACTERS:
         given = f"{len(request.id)} characters"
         raise invalid_request([Fault(where="id", given=given, allowed=f"at most {MAX_ID_CHARACTERS}")])
@@ -116,6 +117,23 @@ def read_request(body: bytes, json_bytes: int | None) -> InferRequest:
             request.inputs, memoryview(body)[len(body) if json_bytes is None else json_bytes :]
         )
     return request
+
+
+def _read_json(text: bytes | memoryview) -> InferRequest:
+    if len(text) > LONG_JSON_BYTES:
+        _outline(text)
+    found: InferRequest = _read(text)
+    return found
+
+
+def _read_marked(text: bytes | None, error: Exception) -> InferRequest:
+    """Parse a request that has words like NaN among its numbers; `error` is what it is refused for if it has none."""
+    try:
+        if text is not None:
+            return _read_json(text)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as other:
+        error = other
+    raise InvalidInput(f"the body is not an inference request: {error}") from None
 
 
 def read_values(tensor: InputTensor, datatype: Datatype, count: int) -> Array:
@@ -127,6 +145,8 @@ def read_values(tensor: InputTensor, datatype: Datatype, count: int) -> Array:
         values = _flat[datatype](data)
     except (msgspec.DecodeError, RecursionError) as error:
         values = _nested(tensor, datatype, error)
+    if datatype is Datatype.BYTES and has_words(bytes(data)):
+        raise ValueError("Expected `str`, got `float`")
     if len(values) != count:
         raise ValueError(f"{len(values)} values, where the shape needs {count}")
     return from_values(values, datatype)
@@ -157,10 +177,14 @@ def _nested(tensor: InputTensor, datatype: Datatype, error: Exception) -> list[A
     data = bytes(tensor.data)
     if not data:
         raise ValueError("none") from None
+    marked = datatype in FLOATS and has_words(data)
     if not NESTED.match(data):
+        if marked:
+            return unmarked(_flat_marked(data))
         raise ValueError(str(error)) from None
+    kind: Any = float | str if marked else _kinds[datatype]
     try:
-        level: list[Any] = _nested_decoder(tuple(tensor.shape), _kinds[datatype]).decode(data)
+        level: list[Any] = _nested_decoder(tuple(tensor.shape), kind).decode(data)
     except RecursionError:
         raise ValueError("lists that are nested too deeply") from None
     except msgspec.DecodeError as wrong:
@@ -169,7 +193,7 @@ def _nested(tensor: InputTensor, datatype: Datatype, error: Exception) -> list[A
         raise ValueError(f"nested lists that do not match the shape {tensor.shape}") from None
     for _ in tensor.shape[1:]:
         level = [value for part in level for value in part]
-    return level
+    return unmarked(level) if marked else level
 
 
 NESTED = re.compile(rb"\s*\[\s*\[")
@@ -177,7 +201,7 @@ _KIND_WORDS = re.compile("got `(str|null|bool|object|float)`|out of range")
 
 
 @lru_cache(maxsize=256)
-def _nested_decoder(shape: tuple[int, ...], kind: type) -> Any:
+def _nested_decoder(shape: tuple[int, ...], kind: Any) -> Any:
     """Return a decoder of lists of exactly this shape, which stops at the first that has another length."""
     found: Any = kind
     for size in reversed(shape):
@@ -266,10 +290,7 @@ class ResponseEncoder:
                 tail = b',"parameters":{"binary_data_size":%d}}' % len(block)
             else:
                 _require_small(array)
-                data = _encode(array.ravel().tolist())
-                tail = b',"data":' + data + b"}"
-                if datatype in FLOATS and b"null" in data:
-                    tail = b',"parameters":{"not_finite":%d}' % data.count(b"null") + tail
+                tail = b',"data":' + encode_values(array) + b"}"
             parts.append(head + (self._shapes.get(array.shape) or self._shape(array.shape)) + tail)
         text = start + b',"outputs":[' + b",".join(parts) + b"]}"
         return (text, None) if not blocks else (b"".join((text, *blocks)), len(text))
