@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -17,18 +18,24 @@ from falaj.apps.model_server.inference.body_templates import BodyTemplate, kept_
 from falaj.apps.model_server.inference.feature_lookup import JoinedRows, has_model_input, join_rows
 from falaj.apps.model_server.inference.paths import PathTarget, VersionResponder
 from falaj.apps.model_server.inference.protocol import (
+    InferRequest,
     OutputSelection,
     encode_parameters,
     read_request,
     read_values,
 )
 from falaj.apps.model_server.inference.row_encoding import ALL
-from falaj.errors import FalajError, Internal, InvalidInput, NotFound, shorten
+from falaj.errors import FalajError, Fault, Internal, InvalidInput, NotFound, shorten
 from falaj.records.serving import ServedModel
 from falaj.serving.dependencies import FeatureReader, PredictedBatch, PredictedRequest
 from falaj.serving.runtime.batch_queue import BatchQueue
+from falaj.serving.signatures import invalid_request
 
 Array = npt.NDArray[Any]
+
+WAITS = "falaj_logged"
+"""The parameter of a request whose response waits until the prediction is on disk."""
+LOGGED = b"\r\nFalaj-Logged: true"
 
 
 class Prediction:
@@ -38,6 +45,7 @@ class Prediction:
         *(
             "_exchange",
             "_is_plain",
+            "is_logged_first",
             "_selection",
             "_responder",
             "caller",
@@ -68,6 +76,8 @@ class Prediction:
         self._selection = selection
         self._is_plain = selection == ALL and not notes and not request_facts[1]
         """The response has nothing of its own but its id and numbers."""
+        self.is_logged_first = False
+        """The response waits until the prediction is on disk."""
         self.name = ""
         self.queue = queue
         self.inputs = inputs
@@ -117,6 +127,18 @@ class Prediction:
             response = responses.error_response(
                 error or Internal("internal error: the model returned no outputs")
             )
+        when_stored = self._responder.when_stored
+        if self.is_logged_first and error is None and when_stored is not None:
+            when_stored(self.name, partial(self._logged, response))
+        else:
+            self._finish(response)
+
+    def _logged(self, response: HttpResponse, is_stored: bool) -> None:
+        """Send a response that has waited for the log; it says so if the prediction is on disk."""
+        if not self.cancelled:
+            self._finish(response._replace(extra=response.extra + LOGGED) if is_stored else response)
+
+    def _finish(self, response: HttpResponse) -> None:
         first = self.inputs[0]
         rows = len(first) if first.ndim else 1
         self._responder.metrics.count(response.status, time.perf_counter() - self._exchange.began, rows=rows)
@@ -152,7 +174,19 @@ def prepare(exchange: HttpExchange, target: PathTarget, caller: str, features: F
     if repeated is not None and join is None:
         found = kept_body(body, json_bytes, request, target, queue, responder, selection)
         repeated.bodies[:] = [] if found is None else [found]
-    return Prediction(exchange, queue, inputs, (endpoint, request.id, caller), responder, selection, notes)
+    facts = (endpoint, request.id, caller)
+    prediction = Prediction(exchange, queue, inputs, facts, responder, selection, notes)
+    prediction.is_logged_first = _is_logged_first(request)
+    return prediction
+
+
+def _is_logged_first(request: InferRequest) -> bool:
+    """Tell whether the response is to wait until the prediction is on disk."""
+    wanted = (request.parameters or {}).get(WAITS, False)
+    if not isinstance(wanted, bool):
+        given = shorten(str(wanted))
+        raise invalid_request([Fault(where=f"parameter '{WAITS}'", given=given, allowed="true or false")])
+    return wanted
 
 
 def _missing(joined: JoinedRows) -> bytes:
