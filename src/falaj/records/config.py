@@ -15,6 +15,7 @@ from falaj.records.durations import read_duration
 from falaj.records.governance.residency import UNKNOWN
 from falaj.records.names import Jurisdiction, Name, TextRule
 from falaj.records.record import Record
+from falaj.records.replicas import ReplicaConfig
 from falaj.records.scheduling.hardware import MPS_DIRECTORY
 from falaj.records.sizes import RULE, read_size
 from falaj.records.training.images import ALLOWED_RULE, PinnedImage, is_allowed, read_image_rule
@@ -96,6 +97,8 @@ class ServingConfig(Record):
     [serving](serving.md)."""
     model_memory: Annotated[int, BeforeValidator(_size), Field(ge=1 << 26)] = 1 << 30
     """Memory for runs, like 2GiB: of each model in a process of its own, and of all others together."""
+    replicas: ReplicaConfig = ReplicaConfig()
+    """How many processes of the model server share its port; see [serving](serving.md#replicas)."""
 
 
 class MetadataConfig(Record):

@@ -93,11 +93,39 @@ TensorName = Annotated[str, Field(min_length=1, max_length=256)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
+Percent = Annotated[int, Field(ge=0, le=100)]
+
+StickyKey = Annotated[
+    str,
+    TextRule(
+        r"request|header|(parameter|input):[^\s:]{1,200}",
+        "the key is request (the id of the request), header (Falaj-Key), parameter:NAME or input:NAME",
+        limit=210,
+    ),
+]
+"""Where the key of a request is that decides about its version."""
+
+SHADOW = ".shadow"
+"""Ends the version of whatever is counted, logged or watched of a shadow, so that it does not mix with answers."""
+
+
 class Route(Record):
-    """A version's share of an endpoint's requests; with weight 0 it answers only whoever asks for it by version."""
+    """A version's share of an endpoint's requests; with weight 0 it answers only whoever asks for it by version.
+
+    A `shadow` gets copies of so many percent of the requests, and never answers. The `fallback` answers where the
+    version that was chosen by weight fails or is overloaded.
+    """
 
     version: VersionName
     weight: Annotated[int, Field(ge=0, le=1000)] = 100
+    shadow: Percent = 0
+    fallback: bool = False
+
+    @model_validator(mode="after")
+    def _shadow_answers_nothing(self) -> Self:
+        if self.shadow and (self.weight or self.fallback):
+            raise ValueError("a shadow never answers: its weight must be 0, and it cannot be the fallback")
+        return self
 
 
 class ViewLookup(Record):
@@ -137,10 +165,12 @@ class Endpoint(Record):
     routes: Annotated[tuple[Route, ...], Field(min_length=1)]
     lookup: Lookup | None = None
     id: ObjectId | None = None
+    sticky: StickyKey | None = None
 
     @model_validator(mode="after")
     def _routes_hold(self) -> Self:
         _once("a version", (route.version for route in self.routes))
+        _once("a fallback", ("fallback" for route in self.routes if route.fallback))
         if not any(route.weight for route in self.routes):
             raise ValueError(f"no route of {self.name} has a weight; at least one is more than 0")
         return self
@@ -181,6 +211,8 @@ class ServedRoute(Record):
 
     version: str
     weight: int
+    shadow: int = 0
+    fallback: bool = False
     id: ObjectId
     problem: str | None = None
 
@@ -195,6 +227,8 @@ class DeployedEndpoint(Record):
     routes: tuple[ServedRoute, ...]
     previous: tuple[Route, ...] = ()
     lookup: Lookup | None = None
+    sticky: StickyKey | None = None
+    """Where the key is that decides about the version; none: the id of the request, else nothing."""
     scoring: ScoringRule | None = None
     zone: str = ""
     label: Label
@@ -218,6 +252,77 @@ class VersionCounts(Record):
     rows: Annotated[int, Field(ge=0)] = 0
     latency: Annotated[tuple[int, ...], Field(max_length=64)] = ()
     lost: Annotated[int, Field(ge=0)] = 0
+
+
+class OutputDifference(Record):
+    """How an output of a shadow differs from that of the version that answered, over the copied requests."""
+
+    output: Annotated[str, Field(max_length=1024)]
+    values: Annotated[int, Field(ge=0)] = 0
+    """Numbers of which both are finite; the differences are over these."""
+    sum_difference: Annotated[float, Field(ge=0)] = 0.0
+    max_difference: Annotated[float, Field(ge=0)] = 0.0
+    not_finite: Annotated[int, Field(ge=0)] = 0
+    """Numbers that differ and of which one at least is NaN or infinite."""
+    classes: Annotated[int, Field(ge=0)] = 0
+    """Classes that were compared: texts, whole numbers, the largest of several columns, or the side of 0.5."""
+    disagreeing: Annotated[int, Field(ge=0)] = 0
+
+    @property
+    def mean_difference(self) -> float | None:
+        return self.sum_difference / self.values if self.values else None
+
+    @property
+    def disagreement(self) -> float | None:
+        """Return the share of classes that differ."""
+        return self.disagreeing / self.classes if self.classes else None
+
+
+class ShadowCounts(Record):
+    """What copies of requests showed about the shadow `version`, beside the version `against` that answered them.
+
+    `dropped` copies did not run, because requests waited; `errors` failed, or have other inputs or outputs.
+    """
+
+    version: Name
+    against: Name
+    requests: Annotated[int, Field(ge=0)] = 0
+    rows: Annotated[int, Field(ge=0)] = 0
+    errors: Annotated[int, Field(ge=0)] = 0
+    dropped: Annotated[int, Field(ge=0)] = 0
+    latency: Annotated[tuple[int, ...], Field(max_length=64)] = ()
+    """Runs of the shadow by duration."""
+    against_latency: Annotated[tuple[int, ...], Field(max_length=64)] = ()
+    """Runs of the version that answered, of the same requests."""
+    outputs: Annotated[tuple[OutputDifference, ...], Field(max_length=1000)] = ()
+    problem: Annotated[str, Field(max_length=1000)] | None = None
+    """The newest error."""
+
+
+class ShadowDifference(Record):
+    """The difference between a shadow and a version that answered, since the routes changed."""
+
+    version: str
+    against: str
+    since: datetime
+    requests: int
+    rows: int
+    errors: int
+    dropped: int
+    p50_ms: float | None
+    p99_ms: float | None
+    against_p50_ms: float | None
+    against_p99_ms: float | None
+    outputs: tuple[OutputDifference, ...]
+    problem: str | None = None
+
+
+class ShadowReport(Record):
+    """How the shadows of an endpoint would have answered."""
+
+    endpoint: str
+    shadows: tuple[ServedRoute, ...]
+    differences: tuple[ShadowDifference, ...]
 
 
 class LoadProblem(Record):
@@ -310,6 +415,8 @@ class PredictionRecord(Record):
     at: datetime
     inputs: dict[str, Any]
     outputs: dict[str, Any]
+    shadow: bool = False
+    """Made by a shadow, and never sent; `request` is the prediction that answered the request."""
     label: float | None = None
     score: float | None = None
 
@@ -386,6 +493,12 @@ class InferenceResult(Record):
     outputs: tuple[InferOutput, ...]
     missing: tuple[MissingFeatures, ...] = ()
     missing_rows: int = 0
+    feature_age_s: float | None = None
+    """The age in seconds of the oldest feature that was looked up for it."""
+    fallback_from: str | None = None
+    """The version that was chosen and failed, so that the fallback answered."""
+    fallback_reason: str | None = None
+    """The code of its error."""
 
 
 def _once(what: str, names: Iterable[str]) -> None:

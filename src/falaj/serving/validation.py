@@ -109,7 +109,13 @@ def _require_once(numbers: Sequence[str]) -> None:
 def served_routes(routes: Sequence[Route], versions: Sequence[StoredObject]) -> tuple[ServedRoute, ...]:
     pairs = zip(routes, versions, strict=True)
     return tuple(
-        ServedRoute(version=found.name.rpartition("@")[2], weight=route.weight, id=found.id)
+        ServedRoute(
+            version=found.name.rpartition("@")[2],
+            weight=route.weight,
+            shadow=route.shadow,
+            fallback=route.fallback,
+            id=found.id,
+        )
         for route, found in pairs
     )
 
@@ -118,6 +124,9 @@ def require_routes(routes: Sequence[Route]) -> None:
     _require_once([route.version.rpartition("@")[2] for route in routes])
     if not any(route.weight for route in routes):
         raise InvalidInput.at("routes", given="no weight above 0", allowed="at least one above 0")
+    fallbacks = [route.version for route in routes if route.fallback]
+    if len(fallbacks) > 1:
+        raise InvalidInput.at("routes", given=f"the fallbacks {', '.join(fallbacks)}", allowed="one fallback")
 
 
 def resolve_lookup(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from weakref import WeakKeyDictionary
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -12,16 +13,20 @@ from prometheus_client.metrics_core import Metric
 
 from falaj.apps.byte_shares import ByteShares
 from falaj.serving.deployment_state import ServedEndpoint
+from falaj.serving.runtime.batch_queue import BatchQueue
+from falaj.serving.runtime.metering import MeteredEngine
 from falaj.serving.scores import BOUNDS_S
 
 
 class VersionMetrics:
     """Counts of one version of an endpoint."""
 
-    __slots__ = ("buckets", "failed_rows", "failed_seconds", "rows", "seconds", "statuses")
+    __slots__ = ("buckets", "failed_rows", "failed_seconds", "fallbacks", "rows", "seconds", "statuses")
 
     def __init__(self) -> None:
         self.statuses: Counter[int] = Counter()
+        self.fallbacks: Counter[str] = Counter()
+        """Requests that the fallback took over, by the error of this version."""
         self.rows = 0
         self.buckets = [0] * (len(BOUNDS_S) + 1)
         self.seconds = 0.0
@@ -46,6 +51,10 @@ class ServerMetrics:
         self._shares = shares
         self._versions: dict[tuple[str, str], VersionMetrics] = {}
         self.served: Mapping[str, ServedEndpoint] = {}
+        self.meters: WeakKeyDictionary[BatchQueue, MeteredEngine] = WeakKeyDictionary()
+        """The runs of each queue."""
+        self.shadow_outcomes: Counter[tuple[str, str, str]] = Counter()
+        """Copies of requests by endpoint, version, and what became of them."""
         self.connections = 0
         self.refused: Counter[int] = Counter()
         self.reloads: Counter[str] = Counter()
@@ -70,6 +79,7 @@ class ServerMetrics:
     def collect(self) -> Iterable[Metric]:
         yield from self._requests()
         yield from self._queue_metrics()
+        yield self._shadow_metrics()
         yield GaugeMetricFamily("falaj_serving_connections", "Open connections", self.connections)
         yield GaugeMetricFamily("falaj_serving_held_bytes", "Bytes of unanswered requests", self.held_bytes)
         yield _counter("refused", "Requests refused before they reached an endpoint", "status", self.refused)
@@ -92,7 +102,24 @@ class ServerMetrics:
                 total += number
                 buckets.append((bound, total))
             seconds.add_metric(labels, buckets, metrics.seconds)
-        return requests, seconds
+        fallbacks = CounterMetricFamily(
+            "falaj_serving_fallbacks", "Requests that the fallback answered", labels=[*names, "reason"]
+        )
+        for labels, metrics in self._versions.items():
+            for reason, number in metrics.fallbacks.items():
+                fallbacks.add_metric([*labels, reason], number)
+        return requests, seconds, fallbacks
+
+    def _shadow_metrics(self) -> Metric:
+        copies = CounterMetricFamily(
+            "falaj_serving_shadow_requests",
+            "Copies of requests for shadows: compared, failed or dropped",
+            labels=["endpoint", "version", "outcome"],
+        )
+        names = {found.endpoint.id or name: name for name, found in self.served.items()}
+        for (endpoint, version, outcome), number in list(self.shadow_outcomes.items()):
+            copies.add_metric([names.get(endpoint, endpoint), version, outcome], number)
+        return copies
 
     def _queue_metrics(self) -> Iterable[Metric]:
         names = ["model", "version"]

@@ -27,6 +27,7 @@ BODY_HEADERS = frozenset((b"content-length", b"transfer-encoding"))
 KEPT_HEADERS = BODY_HEADERS | {
     *(b"authorization", b"content-encoding", b"expect", b"falaj-caller", b"inference-header-content-length"),
     *(b"falaj-secret", b"host"),
+    *(b"falaj-version", b"falaj-key", b"traceparent"),
 }
 LISTED_HEADERS = frozenset((b"accept-encoding",))
 """Headers that are lists, so that they may be given several times."""
@@ -52,7 +53,10 @@ class ServerConnection(Protocol):
 
     @property
     def waits_for_client(self) -> bool: ...
+    @property
+    def pending(self) -> int: ...
     def expire(self) -> None: ...
+    def close_after_response(self) -> None: ...
     def close_when_idle(self) -> None: ...
     def abort(self) -> None: ...
 
@@ -126,6 +130,8 @@ class Connection(asyncio.Protocol):
         """No valid token was presented yet."""
         self._caller = ""
         self._eof = False
+        self._leaves = False
+        """The connection is closed after the next response."""
         self.deadline = context.now + self._limits.head_s
 
     # ------------------------------------------------------------------------------------ the transport
@@ -232,8 +238,17 @@ class Connection(asyncio.Protocol):
         if not self._queue and not self._in_head:
             self._transport.close()
 
+    def close_after_response(self) -> None:
+        """Close after the next response, now or later: an idle client is not surprised by the end."""
+        self._leaves = True
+
     def abort(self) -> None:
         self._transport.abort()
+
+    @property
+    def pending(self) -> int:
+        """The number of requests that are not answered yet."""
+        return len(self._queue)
 
     @property
     def waits_for_client(self) -> bool:
@@ -455,7 +470,7 @@ class Connection(asyncio.Protocol):
         queue, context = self._queue, self._context
         while queue and queue[0].response is not None:
             exchange = queue.popleft()
-            last = not queue and self._current is None and (context.stopping or self._eof)
+            last = not queue and self._current is None and (context.stopping or self._eof or self._leaves)
             closes = exchange.closes or last
             self._transport.write(exchange.to_bytes(closes=closes))
             if self._write_paused and exchange.size > LARGE_RESPONSE_BYTES:

@@ -76,6 +76,10 @@ class HttpExchange:
             self._chunks = [b"".join(self._chunks)]
         return self._chunks[0] if self._chunks else b""
 
+    def header(self, name: bytes) -> bytes | None:
+        """Return the value of one of the KEPT_HEADERS of a connection, if it was given."""
+        return self._headers.get(name)
+
     @property
     def json_bytes(self) -> int | None:
         """Return the size of the JSON part of the body, if binary tensors follow it."""

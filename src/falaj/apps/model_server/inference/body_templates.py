@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from falaj.apps.model_server.inference.paths import PathTarget, VersionResponder
+from falaj.apps.model_server.inference.paths import PathTarget
 from falaj.apps.model_server.inference.protocol import (
     LONG_JSON_BYTES,
     InferRequest,
@@ -50,7 +50,6 @@ class BodyTemplate(NamedTuple):
 
     target: PathTarget
     queue: BatchQueue
-    responder: VersionResponder
     selection: OutputSelection
     start: bytes
     end: bytes
@@ -96,7 +95,6 @@ def kept_body(
     request: InferRequest,
     target: PathTarget,
     queue: BatchQueue,
-    responder: VersionResponder,
     selection: OutputSelection,
 ) -> BodyTemplate | None:
     """Return the template of a body that was accepted; None if it is not to be kept."""
@@ -114,7 +112,7 @@ def kept_body(
     if around is None or len(around[0]) + len(around[1]) > MAX_CONSTANT_BYTES or size > PACKED:
         return None
     reader = _list_reader if json_bytes is None else _bytes_reader
-    return BodyTemplate(target, queue, responder, selection, *around, reader(datatype, shape, size))
+    return BodyTemplate(target, queue, selection, *around, reader(datatype, shape, size))
 
 
 def _has_known_parameters(request: InferRequest) -> bool:

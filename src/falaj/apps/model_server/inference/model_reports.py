@@ -12,7 +12,8 @@ from falaj.errors import Conflict, InvalidInput, shorten
 from falaj.records.serving import Datatype, Tensor
 from falaj.serving.deployment_state import ServedEndpoint
 from falaj.serving.runtime.batch_queue import BatchQueue
-from falaj.serving.runtime.run_statistics import RunTotals, statistics_of
+from falaj.serving.runtime.metering import statistics_of
+from falaj.serving.runtime.run_statistics import RunTotals
 
 PLATFORM, BACKEND = "onnxruntime_onnx", "onnxruntime"
 """What Triton calls the engine of ONNX models."""

@@ -89,7 +89,7 @@ def build_path_table(
         }
         for called in dict.fromkeys((name, known)):
             path = f"/v2/models/{quote(called)}".encode()
-            for version in (None, *found.queues):
+            for version in (None, *found.answering):
                 start = path if version is None else path + f"/versions/{quote(version)}".encode()
                 paths |= _endpoint_paths(start, found, version, responders)
             start = f"/v2/repository/models/{quote(called)}".encode()
@@ -118,7 +118,7 @@ def _endpoint_paths(
     name = served.endpoint.name
     queue = served.representative(version)
     model, inputs = queue.model, _request_inputs(served, queue.model)
-    versions = list(served.queues) if version is None else [version]
+    versions = list(served.answering) if version is None else [version]
     about = responses.json_response(_metadata(name, versions, model, inputs))
     config = responses.json_response(describe_config(name, queue, inputs, version=version))
     ready = responses.json_response({"name": name, "ready": True})

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
@@ -25,6 +26,7 @@ from falaj.apps.model_server.inference.protocol import (
     read_values,
 )
 from falaj.apps.model_server.inference.row_encoding import ALL
+from falaj.apps.model_server.inference.traffic import Fallback, named_version, sticky_key
 from falaj.errors import FalajError, Fault, Internal, InvalidInput, NotFound, shorten
 from falaj.records.serving import ServedModel
 from falaj.serving.dependencies import FeatureReader, PredictedBatch, PredictedRequest
@@ -43,14 +45,16 @@ class Prediction:
 
     __slots__ = (
         *(
-            "_exchange",
+            "exchange",
             "_is_plain",
             "is_logged_first",
-            "_selection",
             "_responder",
+            "_selection",
+            "_responders",
             "caller",
             "cancelled",
             "deadline",
+            "fallback",
             "priority",
             "response",
             "request_facts",
@@ -67,17 +71,19 @@ class Prediction:
         queue: BatchQueue,
         inputs: Sequence[Array],
         request_facts: tuple[str, str, str],
-        responder: VersionResponder,
+        responders: Mapping[str, VersionResponder],
         selection: OutputSelection,
         notes: bytes,
     ) -> None:
-        self._exchange = exchange
-        self._responder = responder
+        self.exchange = exchange
+        self._responders = responders
         self._selection = selection
+        self._responder = responders[queue.model.version]
         self._is_plain = selection == ALL and not notes and not request_facts[1]
         """The response has nothing of its own but its id and numbers."""
         self.is_logged_first = False
         """The response waits until the prediction is on disk."""
+        self.fallback: Fallback | None = None
         self.name = ""
         self.queue = queue
         self.inputs = inputs
@@ -88,6 +94,11 @@ class Prediction:
         self.deadline: float | None = None
         self.cancelled = exchange.cancelled
         self.response: HttpResponse | None = None
+
+    def for_version(self, queue: BatchQueue) -> Prediction:
+        """Return the same request for a version with the same inputs and outputs."""
+        facts, selection = self.request_facts, self._selection
+        return Prediction(self.exchange, queue, self.inputs, facts, self._responders, selection, self.notes)
 
     def render(self, outputs: Sequence[Array]) -> None:
         responder = self._responder
@@ -127,22 +138,20 @@ class Prediction:
             response = responses.error_response(
                 error or Internal("internal error: the model returned no outputs")
             )
+        first = self.inputs[0]
+        rows, metrics = len(first) if first.ndim else 1, self._responder.metrics
+        metrics.count(response.status, time.perf_counter() - self.exchange.began, rows=rows)
         when_stored = self._responder.when_stored
-        if self.is_logged_first and error is None and when_stored is not None:
+        if error is not None and self.fallback is not None and self.fallback.takes(self, error):
+            metrics.fallbacks[error.code] += 1
+        elif self.is_logged_first and error is None and when_stored is not None:
             when_stored(self.name, partial(self._logged, response))
         else:
-            self._finish(response)
+            self.exchange.finish(response)
 
     def _logged(self, response: HttpResponse, is_stored: bool) -> None:
         """Send a response that has waited for the log; it says so if the prediction is on disk."""
-        if not self.cancelled:
-            self._finish(response._replace(extra=response.extra + LOGGED) if is_stored else response)
-
-    def _finish(self, response: HttpResponse) -> None:
-        first = self.inputs[0]
-        rows = len(first) if first.ndim else 1
-        self._responder.metrics.count(response.status, time.perf_counter() - self._exchange.began, rows=rows)
-        self._exchange.finish(response)
+        self.exchange.finish(response._replace(extra=response.extra + LOGGED) if is_stored else response)
 
 
 def prepare(exchange: HttpExchange, target: PathTarget, caller: str, features: FeatureReader) -> Prediction:
@@ -157,10 +166,12 @@ def prepare(exchange: HttpExchange, target: PathTarget, caller: str, features: F
         array = kept.array_of(body) if kept.target is target else None
         if array is not None:
             facts = (endpoint, "", caller)
-            return Prediction(exchange, kept.queue, (array,), facts, kept.responder, kept.selection, b"")
+            return Prediction(exchange, kept.queue, (array,), facts, target.responders, kept.selection, b"")
     json_bytes = exchange.json_bytes
     request = read_request(body, json_bytes)
-    queue = served.queue(target.version, request.id)
+    named = named_version(served, target.version, exchange)
+    version = named or served.router.only or served.router.choose(sticky_key(served, request, exchange))
+    queue = served.queues[version]
     join = served.joins.get(queue.model.version)
     if join is None or has_model_input(request.inputs, queue.model):
         inputs, notes = queue.signature.take(request.inputs, read_values), b""
@@ -169,15 +180,19 @@ def prepare(exchange: HttpExchange, target: PathTarget, caller: str, features: F
         inputs, notes = [joined.block], _missing(joined) if joined.gaps else b""
     if len(inputs) > 1 and queue.engine.cost.rows > 1:
         _rows_agree(inputs, queue.model)
-    responder = target.responders[queue.model.version]
+    responder = target.responders[version]
     selection = responder.encoder.selection(request)
     if repeated is not None and join is None:
-        found = kept_body(body, json_bytes, request, target, queue, responder, selection)
+        found = kept_body(body, json_bytes, request, target, queue, selection)
         repeated.bodies[:] = [] if found is None else [found]
     facts = (endpoint, request.id, caller)
-    prediction = Prediction(exchange, queue, inputs, facts, responder, selection, notes)
-    prediction.is_logged_first = _is_logged_first(request)
-    return prediction
+    made = Prediction(exchange, queue, inputs, facts, target.responders, selection, notes)
+    made.is_logged_first = _is_logged_first(request)
+    if served.fallback is not None and named is None:
+        made.fallback = Fallback(
+            served, lambda other: prepare(exchange, replace(target, version=other), caller, features)
+        )
+    return made
 
 
 def _is_logged_first(request: InferRequest) -> bool:

@@ -18,7 +18,16 @@ from falaj.governance import objects
 from falaj.governance.policy.epochs import current_epoch
 from falaj.ports.metadata import Database, Transaction
 from falaj.records.governance.objects import StoredObject
-from falaj.records.serving import DeployedEndpoint, Deployment, Endpoint, LoadProblem, Route, ServedFile
+from falaj.records.serving import (
+    SHADOW,
+    DeployedEndpoint,
+    Deployment,
+    Endpoint,
+    LoadProblem,
+    Route,
+    ServedFile,
+    ServedRoute,
+)
 from falaj.serving import store
 from falaj.serving.dependencies import LoadVersion
 from falaj.serving.lookups import feature_names
@@ -65,6 +74,8 @@ class DeploymentReloader:
     report_problems: ReportProblems
     servable: RequireServable
     clock: Callable[[], float] = time.monotonic
+    loaded: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when what is deployed was loaded for the first time, as far as it can be."""
     _retries: LoadRetries = field(default_factory=LoadRetries)
     _known: tuple[int, int] = (-1, -1)
     _serving: dict[str, tuple[Endpoint, dict[str, ServedFile]]] = field(default_factory=dict)
@@ -83,6 +94,7 @@ class DeploymentReloader:
                 if known != self._known or self.clock() >= self._retries.next_at:
                     await self.sync()
                     self._known = known
+                    self.loaded.set()
             except Exception:
                 _log.exception("reading the deployment failed; retrying")
             await asyncio.sleep(POLL_S)
@@ -193,8 +205,9 @@ class DeploymentReloader:
             id=deployed.id,
             name=endpoint_path(objects.by_id(tx, deployed.workspace), deployed.name),
             model=models.pop() if models else deployed.model,
-            routes=tuple(Route(version=route.version, weight=route.weight) for route in deployed.routes),
+            routes=tuple(_route(route) for route in deployed.routes),
             lookup=deployed.lookup,
+            sticky=deployed.sticky,
         )
         return DesiredEndpoint(deployed, endpoint, files, problems, barred, errors)
 
@@ -209,6 +222,10 @@ class DeploymentReloader:
         return ServedFile(model=name, version=number, registered=found.id, features=feature_names(version))
 
 
+def _route(route: ServedRoute) -> Route:
+    return Route.model_validate(route.model_dump(exclude={"id", "problem"}))
+
+
 def _sources(
     serving: dict[str, tuple[Endpoint, dict[str, ServedFile]]],
 ) -> dict[VersionKey, PredictionSource]:
@@ -220,4 +237,5 @@ def _sources(
         for version, file in files.items():
             features = lookup.features if lookup is not None and lookup.features else file.features
             found[ident, version] = PredictionSource(str(file.registered), views, features)
+            found[ident, version + SHADOW] = found[ident, version]
     return found
