@@ -106,7 +106,7 @@ class ServingConfig(Record):
     log_every: Annotated[timedelta, Field(ge=timedelta(milliseconds=100), le=timedelta(minutes=5))] = (
         timedelta(seconds=5)
     )
-    """How often predictions, counts and sketches are stored; kill -9 loses that much."""
+    """How often predictions, counts and sketches are stored; kill -9 of the process of the log loses that much."""
     predictions: Literal["log", "forget"] = "log"
     """forget: answers are counted only; no log, no labels, no drift."""
     isolation: ModelIsolation = "auto"

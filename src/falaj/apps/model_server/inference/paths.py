@@ -16,7 +16,7 @@ from falaj.apps.model_server.inference.protocol import ResponseEncoder
 from falaj.apps.model_server.inference.row_encoding import RowEncoder, row_encoder
 from falaj.apps.model_server.metrics import ServerMetrics, VersionMetrics
 from falaj.records.serving import DYNAMIC, Datatype, ServedModel, Tensor
-from falaj.serving.dependencies import METRICS, PredictionSink
+from falaj.serving.dependencies import METRICS, DurableSink, PredictionSink
 from falaj.serving.deployment_state import ServedEndpoint
 from falaj.version import VERSION
 
@@ -44,6 +44,8 @@ class VersionResponder(NamedTuple):
     next_id: Callable[[], str]
     rows: RowEncoder | None = None
     """Encodes responses of one row for whole batches, if the model allows."""
+    when_stored: Callable[[str, Callable[[bool], None]], None] | None = None
+    """Tells when a prediction is on disk, if predictions are logged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +89,7 @@ def build_path_table(
     for name, found in served.items():
         known = found.endpoint.id or name
         responders = {
-            version: _responder(name, queue.model, metrics, partial(sink.next_id, known, version))
-            for version, queue in found.queues.items()
+            version: _responder(found, queue.model, metrics, sink) for version, queue in found.queues.items()
         }
         for called in dict.fromkeys((name, known)):
             path = f"/v2/models/{quote(called)}".encode()
@@ -102,11 +103,16 @@ def build_path_table(
 
 
 def _responder(
-    name: str, model: ServedModel, metrics: ServerMetrics, next_id: Callable[[], str]
+    served: ServedEndpoint, model: ServedModel, metrics: ServerMetrics, sink: PredictionSink
 ) -> VersionResponder:
+    name, version = served.endpoint.name, model.version
     encoder = ResponseEncoder(name, model)
     return VersionResponder(
-        encoder, metrics.of_version(name, model.version), next_id, row_encoder(encoder, model)
+        encoder,
+        metrics.of_version(name, version),
+        partial(sink.next_id, served.endpoint.id or name, version),
+        row_encoder(encoder, model),
+        sink.when_stored if isinstance(sink, DurableSink) else None,
     )
 
 
