@@ -358,6 +358,41 @@ class VersionStats(Record):
     score_variance: float | None = None
 
 
+class VersionLoad(Record):
+    """Counts of a version on one replica since that started; `latency` counts by bucket."""
+
+    endpoint: ObjectId
+    name: str
+    version: str
+    replica: str
+    requests: int
+    errors: int
+    rows: int
+    latency: tuple[int, ...]
+    batches: int
+    """Runs of the model, and the rows that it was given, by all endpoints that route to it."""
+    batch_rows: int
+    waiting: int
+
+
+class ReplicaLoad(Record):
+    """A process of the model server. `clock_s` and `cpu_s` grow: divide by their differences to get rates."""
+
+    replica: str
+    pid: int
+    clock_s: float
+    cpu_s: float
+    rss_bytes: int
+    connections: int
+
+
+class ServerLoad(Record):
+    """What the model server does now, in counts that grow; two of them show the rates between."""
+
+    replicas: tuple[ReplicaLoad, ...]
+    versions: tuple[VersionLoad, ...]
+
+
 class EndpointStats(Record):
     endpoint: str
     since: datetime | None

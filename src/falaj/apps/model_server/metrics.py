@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -12,10 +14,17 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 
 from falaj.apps.byte_shares import ByteShares
+from falaj.apps.model_server import triton_metrics
+from falaj.apps.model_server.triton_metrics import ModelTotals
+from falaj.records.names import ObjectId
+from falaj.records.serving import ReplicaLoad, ServerLoad, VersionLoad
 from falaj.serving.deployment_state import ServedEndpoint
 from falaj.serving.runtime.batch_queue import BatchQueue
 from falaj.serving.runtime.metering import MeteredEngine
 from falaj.serving.scores import BOUNDS_S
+
+REPLICA = os.environ.get("FALAJ_REPLICA", "0")
+"""Which of the replicas this process is."""
 
 
 class VersionMetrics:
@@ -68,7 +77,45 @@ class ServerMetrics:
         return dict(self._versions)
 
     def render(self) -> bytes:
-        return generate_latest(self._registry)
+        """Return all metrics as text: ours, and those that Triton has under the names that it gives them."""
+        return generate_latest(self._registry) + triton_metrics.render(self.model_totals(), replica=REPLICA)
+
+    def load(self) -> ServerLoad:
+        """Return what the server does now, for `endpoints.load`."""
+        versions = [
+            VersionLoad(
+                endpoint=ObjectId(served.endpoint.id or name),
+                name=name,
+                version=version,
+                replica=REPLICA,
+                requests=sum(known.statuses.values()),
+                errors=sum(known.statuses.values()) - known.statuses[200],
+                rows=known.rows,
+                latency=tuple(known.buckets),
+                batches=queue.batches,
+                batch_rows=queue.rows,
+                waiting=queue.waiting,
+            )
+            for name, served in self.served.items()
+            for version, queue in served.queues.items()
+            for known in [self.of_version(name, version)]
+        ]
+        replica = ReplicaLoad(
+            replica=REPLICA,
+            pid=os.getpid(),
+            clock_s=time.perf_counter(),
+            cpu_s=time.process_time(),
+            rss_bytes=_rss_bytes(),
+            connections=self.connections,
+        )
+        return ServerLoad(replicas=(replica,), versions=tuple(versions))
+
+    def model_totals(self) -> dict[tuple[str, str], ModelTotals]:
+        return triton_metrics.model_totals(self.served, self._counted, self.meters.get)
+
+    def _counted(self, endpoint: str, version: str) -> tuple[Mapping[int, int], float]:
+        known = self._versions.get((endpoint, version))
+        return ({}, 0.0) if known is None else (dict(known.statuses), known.seconds)
 
     def collect(self) -> Iterable[Metric]:
         yield from self._requests()
@@ -127,6 +174,15 @@ class ServerMetrics:
             rows.add_metric(labels, queue.rows)
             waiting.add_metric(labels, queue.waiting)
         return batches, rows, waiting
+
+
+def _rss_bytes() -> int:
+    """Return the resident memory of this process; 0 where the system does not tell."""
+    try:
+        with open("/proc/self/statm") as pages:
+            return int(pages.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return 0
 
 
 def _counter(

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
+from falaj.apps.cli.commands.endpoints_top import top
 from falaj.apps.cli.files import read_text
 from falaj.apps.cli.generation import arguments, parsing
 from falaj.apps.cli.generation.operations import show_page
@@ -674,4 +675,5 @@ def _scored(made: FeedbackResult, given: Given) -> Message:
     )
 
 
+PRESENTATION.commands |= {"top": top}
 COMMANDS = {"deploy": partial(command, "deploy", deploy)}

@@ -19,7 +19,7 @@ from falaj.apps.model_server.inference.paths import UNKNOWN, PathKind, PathTarge
 from falaj.apps.model_server.inference.prediction import Prediction, prepare
 from falaj.apps.model_server.metrics import ServerMetrics
 from falaj.errors import Denied, FalajError, Internal, NotFound, Unavailable
-from falaj.serving.dependencies import Admission, FeatureReader, PredictionSink
+from falaj.serving.dependencies import LOAD_PATH, Admission, FeatureReader, PredictionSink
 from falaj.serving.deployment_state import ServedEndpoint
 
 MODELS = b"/v2/models/"
@@ -172,11 +172,16 @@ class Dispatcher:
         elif target.response is not None:
             exchange.finish(target.response)
         elif target.kind is PathKind.METRICS:
-            exchange.finish(HttpResponse(200, self._metrics.render(), responses.METRICS))
+            exchange.finish(self._metrics_response(exchange.path))
         elif not self.ready and exchange.path.startswith(MODELS):
             exchange.finish(_not_ready())  # what it names may be served once the models are loaded
         else:
             exchange.finish(_not_found(exchange.path))
+
+    def _metrics_response(self, path: bytes) -> HttpResponse:
+        if path.partition(b"?")[0].rstrip(b"/").decode("latin-1") == LOAD_PATH:
+            return HttpResponse(200, self._metrics.load().model_dump_json().encode())
+        return HttpResponse(200, self._metrics.render(), responses.METRICS)
 
     def _infer(self, exchange: HttpExchange, target: PathTarget, caller: str) -> None:
         looks_up = target.served is not None and target.served.joins

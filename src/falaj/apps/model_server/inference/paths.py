@@ -14,7 +14,7 @@ from falaj.apps.model_server.http.responses import HttpResponse
 from falaj.apps.model_server.inference.protocol import ResponseEncoder
 from falaj.apps.model_server.metrics import ServerMetrics, VersionMetrics
 from falaj.records.serving import DYNAMIC, Datatype, ServedModel, Tensor
-from falaj.serving.dependencies import METRICS, PredictionSink
+from falaj.serving.dependencies import LOAD_PATH, METRICS, PredictionSink
 from falaj.serving.deployment_state import ServedEndpoint
 from falaj.version import VERSION
 
@@ -67,6 +67,7 @@ def build_path_table(
         b"/v2/health/live": PathTarget(PathKind.LIVE),
         b"/v2/health/ready": PathTarget(PathKind.READY),
         b"/metrics": PathTarget(PathKind.METRICS),
+        LOAD_PATH.encode(): PathTarget(PathKind.METRICS),
     }
     for name, found in served.items():
         known = found.endpoint.id or name
