@@ -6,7 +6,8 @@ import os
 import time
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
 from weakref import WeakKeyDictionary
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -19,6 +20,7 @@ from falaj.apps.model_server.triton_metrics import ModelTotals
 from falaj.records.names import ObjectId
 from falaj.records.serving import ReplicaLoad, ServerLoad, VersionLoad
 from falaj.serving.deployment_state import ServedEndpoint
+from falaj.serving.lookups import AGES_S
 from falaj.serving.runtime.batch_queue import BatchQueue
 from falaj.serving.runtime.metering import MeteredEngine
 from falaj.serving.scores import BOUNDS_S
@@ -121,6 +123,7 @@ class ServerMetrics:
         yield from self._requests()
         yield from self._queue_metrics()
         yield self._shadow_metrics()
+        yield from self._lookup_metrics()
         yield GaugeMetricFamily("falaj_serving_connections", "Open connections", self.connections)
         yield GaugeMetricFamily("falaj_serving_held_bytes", "Bytes of unanswered requests", self.held_bytes)
         yield _counter("refused", "Requests refused before they reached an endpoint", "status", self.refused)
@@ -138,11 +141,7 @@ class ServerMetrics:
         for labels, metrics in self._versions.items():
             for status, number in metrics.statuses.items():
                 requests.add_metric([*labels, str(status)], number)
-            total, buckets = 0, []
-            for bound, number in zip([*map(str, BOUNDS_S), "+Inf"], metrics.buckets, strict=True):
-                total += number
-                buckets.append((bound, total))
-            seconds.add_metric(labels, buckets, metrics.seconds)
+            seconds.add_metric(labels, _cumulative(BOUNDS_S, metrics.buckets), metrics.seconds)
         fallbacks = CounterMetricFamily(
             "falaj_serving_fallbacks", "Requests that the fallback answered", labels=[*names, "reason"]
         )
@@ -162,6 +161,23 @@ class ServerMetrics:
             copies.add_metric([names.get(endpoint, endpoint), version, outcome], number)
         return copies
 
+    def _lookup_metrics(self) -> Iterable[Metric]:
+        missing = CounterMetricFamily(
+            "falaj_serving_missing_features",
+            "Looked up values that were not there",
+            labels=["endpoint", "view", "reason"],
+        )
+        ages = HistogramMetricFamily(
+            "falaj_serving_feature_age_seconds", "Age of the oldest feature of a request", labels=["endpoint"]
+        )
+        for name, served in self.served.items():
+            meter = served.lookups
+            for (view, reason), number in list(meter.missing.items()):
+                missing.add_metric([name, view, reason], number)
+            if served.joins:
+                ages.add_metric([name], _cumulative(AGES_S, meter.ages), meter.age_sum_s)
+        return missing, ages
+
     def _queue_metrics(self) -> Iterable[Metric]:
         names = ["model", "version"]
         batches = CounterMetricFamily("falaj_serving_batches", "Runs of a model", labels=names)
@@ -174,6 +190,10 @@ class ServerMetrics:
             rows.add_metric(labels, queue.rows)
             waiting.add_metric(labels, queue.waiting)
         return batches, rows, waiting
+
+
+def _cumulative(bounds: Sequence[float], numbers: Sequence[int]) -> list[tuple[str, float]]:
+    return list(zip([*map(str, bounds), "+Inf"], accumulate(numbers), strict=True))
 
 
 def _rss_bytes() -> int:
