@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -129,10 +129,15 @@ class Route(Record):
         return self
 
 
+MissingRule = Finite | Literal["reject", "impute"] | None
+"""What becomes of a feature without a value: a number; the request is rejected; the stored value; none: NaN."""
+
+
 class ViewLookup(Record):
     """Features of `view`, by the key in the request's inputs `keys`; unless given, those named like its key columns.
 
-    A model calls them `name__feature`, where `name` is the view's unless given.
+    A model calls them `name__feature`, where `name` is the view's unless given. `missing` is the rule for features of
+    this view without a value, unless it is that of the lookup. Values older than `max_age` count as missing.
     """
 
     view: Reference
@@ -142,6 +147,8 @@ class ViewLookup(Record):
     """Which features the view has; the platform fills this in."""
     key_types: Annotated[tuple[Datatype, ...], Field(max_length=8)] = ()
     """The types of `keys` in a request; the platform fills this in."""
+    missing: MissingRule = None
+    max_age: Annotated[timedelta, Field(gt=timedelta(0))] | None = None
 
 
 class Lookup(Record):
@@ -149,13 +156,16 @@ class Lookup(Record):
 
     Its columns are `features`, in the model's order (none: as the version says). Each comes from the view that has it,
     else from the request's input of that name. A feature that is not known gets its value in `defaults`, by its name
-    among the model's columns; without one, the number `missing` (none: NaN), or the request is rejected.
+    among the model's columns; without one, the rule of its view decides, else `missing`: a number (none: NaN), the
+    value in `imputed`, such as the mean of the training set, or the request is rejected. A feature of the request that
+    has a default may be left out.
     """
 
     views: Annotated[tuple[ViewLookup, ...], Field(min_length=1, max_length=50)]
     features: Annotated[tuple[TensorName, ...], Field(max_length=10_000)] = ()
-    missing: Finite | Literal["reject"] | None = None
+    missing: MissingRule = None
     defaults: Annotated[dict[TensorName, Finite], Field(max_length=10_000)] = {}
+    imputed: Annotated[dict[TensorName, Finite], Field(max_length=10_000)] = {}
 
 
 class Endpoint(Record):
@@ -359,6 +369,41 @@ class VersionStats(Record):
     score_variance: float | None = None
 
 
+class VersionLoad(Record):
+    """Counts of a version on one replica since that started; `latency` counts by bucket."""
+
+    endpoint: ObjectId
+    name: str
+    version: str
+    replica: str
+    requests: int
+    errors: int
+    rows: int
+    latency: tuple[int, ...]
+    batches: int
+    """Runs of the model, and the rows that it was given, by all endpoints that route to it."""
+    batch_rows: int
+    waiting: int
+
+
+class ReplicaLoad(Record):
+    """A process of the model server. `clock_s` and `cpu_s` grow: divide by their differences to get rates."""
+
+    replica: str
+    pid: int
+    clock_s: float
+    cpu_s: float
+    rss_bytes: int
+    connections: int
+
+
+class ServerLoad(Record):
+    """What the model server does now, in counts that grow; two of them show the rates between."""
+
+    replicas: tuple[ReplicaLoad, ...]
+    versions: tuple[VersionLoad, ...]
+
+
 class EndpointStats(Record):
     endpoint: str
     since: datetime | None
@@ -461,11 +506,12 @@ class InferOutput(Record):
 
 
 class MissingReason(StrEnum):
-    """Why a feature has no value: no row of the key, a row older than the view's ttl, null in the row, or not
-    materialized with the view's newest version."""
+    """Why a feature has no value: no row of the key, a row older than the view's ttl or than the endpoint allows, null
+    in the row, or not materialized with the view's newest version."""
 
     UNKNOWN_KEY = "unknown_key"
     EXPIRED = "expired"
+    STALE = "stale"
     NULL = "null"
     NOT_ONLINE = "not_online"
 

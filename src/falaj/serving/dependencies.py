@@ -15,7 +15,7 @@ from falaj.records.governance.objects import StoredObject
 from falaj.records.monitoring.sketches import ColumnRole
 from falaj.records.names import ObjectId
 from falaj.records.registry import ModelVersion
-from falaj.records.serving import ServedModel
+from falaj.records.serving import ServedModel, ServerLoad
 
 if TYPE_CHECKING:  # the service is in every process; only the model server loads numpy
     import numpy.typing as npt
@@ -24,6 +24,10 @@ if TYPE_CHECKING:  # the service is in every process; only the model server load
 
 METRICS = "/metrics"
 """Stands for the server's metrics in place of an endpoint; no endpoint has this name."""
+
+
+LOAD_PATH = "/metrics/load"
+"""Where the server tells what it does now, as JSON."""
 
 
 class LoadVersion(Protocol):
@@ -81,6 +85,10 @@ class ModelServerClient(Protocol):
 
     def require_engine(self) -> None:
         """Raise Unavailable if this installation cannot run models."""
+        ...
+
+    def load(self) -> ServerLoad:
+        """Return what it does now. Raise Unavailable if it does not run."""
         ...
 
     def infer(self, path: str, caller: str, body: bytes) -> bytes:

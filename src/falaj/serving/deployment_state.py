@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from falaj.errors import InvalidInput, NotFound
 from falaj.records.serving import DYNAMIC, Deployment, Endpoint, ServedFile
-from falaj.serving.lookups import FeatureJoin, build_join
+from falaj.serving.lookups import FeatureJoin, LookupMeter, build_join
 from falaj.serving.routing import WeightedRouter
 from falaj.serving.runtime.batch_queue import BatchQueue
 from falaj.serving.runtime.engine import ModelEngine
@@ -29,6 +29,7 @@ class ServedEndpoint:
     """The versions that answer requests: all but shadows."""
     fallback: str | None
     """The version that answers where another one fails."""
+    lookups: LookupMeter
 
     def representative(self, version: str | None) -> BatchQueue:
         """Return the queue whose model describes the endpoint: of `version`, or of the heaviest route."""
@@ -102,6 +103,7 @@ class DeploymentState:
             joins={version: join for version, join in joins.items() if join is not None},
             answering=tuple(route.version for route in endpoint.routes if not route.shadow),
             fallback=next((route.version for route in endpoint.routes if route.fallback), None),
+            lookups=LookupMeter() if before is None else before.lookups,
         )
 
 

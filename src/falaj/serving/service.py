@@ -44,6 +44,7 @@ from falaj.records.serving import (
     Routes,
     ScoringRule,
     ServedRoute,
+    ServerLoad,
     ShadowCounts,
     ShadowReport,
     StickyKey,
@@ -57,6 +58,9 @@ from falaj.serving.protection import EndpointProtection
 
 MODEL_SERVER = "model-server"
 """The service account of the model server."""
+
+LOADED_ENDPOINTS = 1000
+"""Endpoints of a workspace whose load is shown."""
 
 Outcomes = Annotated[tuple[GroundTruth, ...], Field(min_length=1, max_length=10_000)]
 Inputs = Annotated[tuple[InferInput, ...], Field(min_length=1, max_length=1000)]
@@ -206,6 +210,30 @@ class Endpoints:
         record = store.endpoint_record(call.tx, call.object("endpoint"))
         versions = store.stats(call.tx, record.id, since=since)
         return EndpointStats(endpoint=record.name, since=since, scoring=record.scoring, versions=versions)
+
+    @operation("endpoints.load", resource="workspace", mode=Mode.READ)
+    def load(self, *, workspace: WorkspaceRef | None = None) -> ServerLoad:
+        """Show what the model server does now for the endpoints of a workspace, in counts that grow.
+
+        `falaj endpoints top` shows the rates between two of them.
+        """
+        call = current_call()
+        found: Page[DeployedEndpoint] = list_page(
+            self.gate,
+            ["endpoint"],
+            lambda page: [self._record(call, each.id) for each in page],
+            after="",
+            limit=LOADED_ENDPOINTS,
+            workspace=call.object("workspace").id,
+        )
+        names = {each.id: each.name for each in found.items}
+        now = self._server.load()
+        versions = [
+            each.model_copy(update={"name": names[each.endpoint]})
+            for each in now.versions
+            if each.endpoint in names
+        ]
+        return now.model_copy(update={"versions": tuple(versions)})
 
     @operation("endpoints.shadow_report", resource="endpoint", mode=Mode.READ)
     def shadow_report(self, endpoint: EndpointRef) -> ShadowReport:

@@ -179,7 +179,13 @@ def _resolved_view(
         faults.append(Fault(where=where, given="no numeric feature", allowed="numeric features"))
     types = tuple(Datatype.INT64 if key.type is ColumnType.INTEGER else Datatype.BYTES for key in stored.keys)
     return ViewLookup(
-        view=view.id, name=given.name or view.name, keys=keys, features=numeric, key_types=types
+        view=view.id,
+        name=given.name or view.name,
+        keys=keys,
+        features=numeric,
+        key_types=types,
+        missing=given.missing,
+        max_age=given.max_age,
     )
 
 

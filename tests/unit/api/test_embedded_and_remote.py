@@ -240,6 +240,7 @@ CALLS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "usage as a bill": ("admin", lambda p: b"".join(p.usage.export(**LONG_AGO))),
     "an endpoint": ("admin", lambda p: p.endpoints.deploy("churn", model="churn@1").routes),
     "sticky routes": ("admin", lambda p: p.endpoints.route("churn", routes=ROUTES, sticky="header").sticky),
+    "the load of no server": ("admin", lambda p: p.endpoints.load()),
     "a shadow report": ("admin", lambda p: p.endpoints.shadow_report("churn")),
     "a sticky key of another kind": (
         "admin",

@@ -9,12 +9,21 @@ from typing import Any
 import httpx
 import pytest
 
-from falaj.errors import InvalidInput
+from falaj.apps.cli.commands.endpoints_top import lines, rates_between
+from falaj.errors import InvalidInput, Unavailable
 from falaj.governance.operations.caller import Caller as Identity
 from falaj.governance.operations.caller import acting_as
-from falaj.records.names import PrincipalId
+from falaj.records.names import ObjectId, PrincipalId
 from falaj.records.registry import TensorSpec
-from falaj.records.serving import GroundTruth, Route, ScoringRule, ShadowCounts
+from falaj.records.serving import (
+    GroundTruth,
+    ReplicaLoad,
+    Route,
+    ScoringRule,
+    ServerLoad,
+    ShadowCounts,
+    VersionLoad,
+)
 from falaj.serving.service import MODEL_SERVER
 from model_servers import constant, serving_platform
 from platforms import TWO_ZONES, OwnPlatform, make_platform
@@ -185,3 +194,69 @@ def test_a_header_override_and_a_sticky_header_work_end_to_end(
 
     assert all(len(each) == 1 for each in found)
     assert set().union(*found) == {"1", "2"}
+
+
+# ---------------------------------------------------------------------------------------------------- load
+
+
+def test_the_load_shows_endpoints_that_the_caller_may_see(
+    platform: OwnPlatform, client: httpx.Client
+) -> None:
+    platform.endpoints.deploy("busy", model="m@2")
+    eventually(lambda: ask(client, "busy"))
+
+    before = platform.endpoints.load()
+    for _ in range(20):
+        ask(client, "busy")
+    now = platform.endpoints.load()
+
+    rates = rates_between(before, now)
+    (busy,) = (each for each in rates.versions if each.endpoint == "busy")
+    assert (busy.version, busy.replica, busy.waiting, busy.batch_rows) == ("2", "0", 0, 1.0)
+    assert busy.requests_per_s * rates.over_s == pytest.approx(20)
+    assert busy.errors_per_s == 0
+    assert busy.p99_ms is not None
+    assert rates.replicas[0].rss_bytes > 1 << 20
+    head, rows = lines(rates)
+    assert head[1].startswith("replica 0: ")
+    assert rows[0][:3] == ["busy", "2", "0"]
+
+
+def test_the_load_of_another_workspace_is_not_shown(platform: OwnPlatform, client: httpx.Client) -> None:
+    platform.endpoints.deploy("mine", model="m@1")
+    eventually(lambda: ask(client, "mine"))
+    platform.workspaces.create("elsewhere")
+
+    assert platform.endpoints.load(workspace="elsewhere").versions == ()
+
+
+def test_the_load_of_a_server_that_does_not_run_is_unavailable(tmp_path: Path) -> None:
+    with make_platform(tmp_path) as other, pytest.raises(Unavailable, match="does not run"):
+        other.endpoints.load()
+
+
+def test_a_replica_that_started_again_is_counted_from_its_start() -> None:
+    def load(pid: int, clock_s: float, requests: int) -> ServerLoad:
+        replica = ReplicaLoad(
+            replica="0", pid=pid, clock_s=clock_s, cpu_s=clock_s, rss_bytes=1, connections=0
+        )
+        version = VersionLoad(
+            endpoint=ObjectId("endpoint_1"),
+            name="e",
+            version="1",
+            replica="0",
+            requests=requests,
+            errors=0,
+            rows=requests,
+            latency=(requests,),
+            batches=0,
+            batch_rows=0,
+            waiting=0,
+        )
+        return ServerLoad(replicas=(replica,), versions=(version,))
+
+    steady = rates_between(load(1, 10, 100), load(1, 12, 300))
+    again = rates_between(load(1, 10, 100), load(2, 0.5, 7))
+
+    assert (steady.versions[0].requests_per_s, steady.replicas[0].cpu) == (100.0, 1.0)
+    assert (again.versions[0].requests_per_s, again.replicas[0].cpu) == (7.0, 0.0)

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
+from falaj.apps.cli.commands.endpoints_top import top
 from falaj.apps.cli.files import read_text
 from falaj.apps.cli.generation import arguments, parsing
 from falaj.apps.cli.generation.operations import show_page
@@ -87,8 +88,21 @@ def deploy(
     missing: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="NUMBER|reject|FEATURE=NUMBER",
-            help="For features that are not known: a number, or reject the request. (default: NaN; may be repeated)",
+            metavar="[VIEW:]RULE|FEATURE=NUMBER",
+            help="For features that are not known: a number, impute or reject. (default: NaN; may be repeated)",
+        ),
+    ] = None,
+    impute: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FEATURE=NUMBER",
+            help="What --missing impute takes, such as the mean of the training set. (may be repeated)",
+        ),
+    ] = None,
+    max_age: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[VIEW=]TIME", help="Older features count as not known, such as 1h. (may be repeated)"
         ),
     ] = None,
     scoring: Annotated[
@@ -104,8 +118,8 @@ def deploy(
     """Serve all requests of an endpoint with a model version; the endpoint is created on first use."""
     given: dict[str, Any] = {"name": name or model.partition("@")[0].rpartition("/")[2], "model": model}
     given |= {k: v for k, v in (("scoring", scoring), ("workspace", workspace), ("zone", zone)) if v}
-    if lookup or feature or missing:
-        given["lookup"] = _lookup(lookup or [], feature or [], missing or [])
+    if lookup or feature or missing or impute or max_age:
+        given["lookup"] = _lookup(lookup or [], feature or [], missing or [], impute or [], max_age or [])
     _deploy(session, given)
 
 
@@ -317,7 +331,12 @@ def _missing_rule(lookup: Lookup) -> str:
     """Return what the endpoint does about features that are not known."""
     others = "NaN" if lookup.missing is None else format_value(lookup.missing)
     defaults = [f"{name}={value:g}" for name, value in lookup.defaults.items()]
-    return ", ".join([*defaults, others])
+    rules = [
+        f"{each.name}: {format_value(each.missing)}" for each in lookup.views if each.missing is not None
+    ]
+    ages = [f"{each.name} after {format_value(each.max_age)}" for each in lookup.views if each.max_age]
+    imputed = [f"imputed {name}={value:g}" for name, value in lookup.imputed.items()]
+    return ", ".join([*defaults, *rules, others, *ages, *imputed])
 
 
 def _figures(each: VersionStats) -> list[str]:
@@ -327,33 +346,71 @@ def _figures(each: VersionStats) -> list[str]:
     return [each.version, *counts, p50, p99, str(each.labelled), mean, variance, str(each.unscored)]
 
 
-def _lookup(views: Sequence[str], features: Sequence[str], missing: Sequence[str]) -> dict[str, Any]:
+def _lookup(
+    views: Sequence[str],
+    features: Sequence[str],
+    missing: Sequence[str],
+    impute: Sequence[str],
+    max_age: Sequence[str],
+) -> dict[str, Any]:
     """Return what was typed (VIEW, or VIEW=KEY,KEY) as the fields of a Lookup."""
     parted = [text.partition("=") for text in views]
+    by_view: dict[str, dict[str, Any]] = {
+        view: {"view": view, "keys": keys.split(",") if keys else []} for view, _, keys in parted
+    }
     found: dict[str, Any] = {
-        "views": [{"view": view, "keys": keys.split(",") if keys else []} for view, _, keys in parted],
+        "views": [by_view[view] for view, _, _ in parted],
         "features": list(features),
         "defaults": {},
     }
     for text in missing:
-        feature, equals, value = text.rpartition("=")
-        where = found["defaults"] if equals else found
-        name = feature if equals else "missing"
-        if value != "reject" or equals:
-            _require_number(text, value)
-        if name in where:
-            raise InvalidInput.at("--missing", given=text, allowed="one rule, and one default per feature")
-        where[name] = value
+        _add_rule(found, by_view, text)
+    if impute:
+        found["imputed"] = dict(_number_of(text, "--impute") for text in impute)
+    for text in max_age:
+        view, equals, age = text.rpartition("=")
+        for each in [_named_view(by_view, view, text, "--max-age")] if equals else by_view.values():
+            each["max_age"] = parsing.parse_duration(age, "--max-age")
     return found
 
 
-def _require_number(text: str, value: str) -> None:
+def _add_rule(found: dict[str, Any], by_view: Mapping[str, dict[str, Any]], text: str) -> None:
+    """Add what was typed behind --missing: RULE, VIEW:RULE or FEATURE=NUMBER."""
+    if "=" in text:
+        where, (name, value) = found["defaults"], _number_of(text, "--missing")
+    else:
+        view, colon, rule = text.rpartition(":")
+        where = _named_view(by_view, view, text, "--missing") if colon else found
+        name, value = "missing", rule
+        if rule not in ("reject", "impute"):
+            _require_number(text, rule, "--missing", "[VIEW:]NUMBER, reject or impute, or FEATURE=NUMBER")
+    if name in where:
+        raise InvalidInput.at(
+            "--missing", given=text, allowed="one rule, one for each view, and one default per feature"
+        )
+    where[name] = value
+
+
+def _named_view(by_view: Mapping[str, dict[str, Any]], view: str, text: str, option: str) -> dict[str, Any]:
+    if view not in by_view:
+        allowed = ", ".join(by_view) or "a view of --lookup"
+        raise InvalidInput.at(option, given=text, allowed=f"one of the views {allowed}")
+    return by_view[view]
+
+
+def _number_of(text: str, option: str) -> tuple[str, str]:
+    feature, _, value = text.rpartition("=")
+    _require_number(text, value, option, "FEATURE=NUMBER")
+    return feature, value
+
+
+def _require_number(text: str, value: str, option: str, allowed: str) -> None:
     try:
         finite = isfinite(float(value))
     except ValueError:
         finite = False
     if not finite:
-        raise InvalidInput.at("--missing", given=text, allowed="NUMBER, reject, or FEATURE=NUMBER")
+        raise InvalidInput.at(option, given=text, allowed=allowed)
 
 
 def _route(text: str) -> dict[str, Any]:
@@ -674,4 +731,5 @@ def _scored(made: FeedbackResult, given: Given) -> Message:
     )
 
 
+PRESENTATION.commands |= {"top": top}
 COMMANDS = {"deploy": partial(command, "deploy", deploy)}

@@ -31,7 +31,7 @@ from falaj.apps.model_server.inference.prediction import Prediction, prepare
 from falaj.apps.model_server.limits import ServerLimits
 from falaj.apps.model_server.metrics import ServerMetrics
 from falaj.errors import Denied, FalajError, Internal, NotFound, Unavailable
-from falaj.serving.dependencies import Admission, FeatureReader, PredictionSink
+from falaj.serving.dependencies import LOAD_PATH, Admission, FeatureReader, PredictionSink
 from falaj.serving.deployment_state import ServedEndpoint
 
 MODELS, REPOSITORY = b"/v2/models/", b"/v2/repository/models/"
@@ -199,7 +199,7 @@ class Dispatcher:
         """Answer what is asked about the server and its models."""
         try:
             if target.kind is PathKind.METRICS:
-                exchange.finish(HttpResponse(200, self._metrics.render(), responses.METRICS))
+                exchange.finish(self._metrics_response(exchange.path))
             elif target.kind is PathKind.STATISTICS and target.served is not None:
                 found = describe_statistics([target.served], self._metrics, version=target.version)
                 exchange.finish(responses.json_response(found))
@@ -225,6 +225,11 @@ class Dispatcher:
         is_index = target.kind is PathKind.INDEX
         found = describe_index(served) if is_index else describe_statistics(served, self._metrics)
         exchange.finish(responses.json_response(found))
+
+    def _metrics_response(self, path: bytes) -> HttpResponse:
+        if path.partition(b"?")[0].rstrip(b"/").decode("latin-1") == LOAD_PATH:
+            return HttpResponse(200, self._metrics.load().model_dump_json().encode())
+        return HttpResponse(200, self._metrics.render(), responses.METRICS)
 
     def _infer(self, exchange: HttpExchange, target: PathTarget, caller: str) -> None:
         looks_up = target.served is not None and target.served.joins

@@ -16,7 +16,7 @@ from falaj.apps.model_server.inference.protocol import ResponseEncoder
 from falaj.apps.model_server.inference.row_encoding import RowEncoder, row_encoder
 from falaj.apps.model_server.metrics import ServerMetrics, VersionMetrics
 from falaj.records.serving import DYNAMIC, Datatype, ServedModel, Tensor
-from falaj.serving.dependencies import METRICS, DurableSink, PredictionSink
+from falaj.serving.dependencies import LOAD_PATH, METRICS, DurableSink, PredictionSink
 from falaj.serving.deployment_state import ServedEndpoint
 from falaj.version import VERSION
 
@@ -85,6 +85,7 @@ def build_path_table(
         b"/metrics": PathTarget(PathKind.METRICS),
         b"/v2/models/stats": PathTarget(PathKind.ALL_STATISTICS),
         b"/v2/repository/index": PathTarget(PathKind.INDEX, b"POST"),
+        LOAD_PATH.encode(): PathTarget(PathKind.METRICS),
     }
     for name, found in served.items():
         known = found.endpoint.id or name

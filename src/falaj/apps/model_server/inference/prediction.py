@@ -192,8 +192,8 @@ def prepare(exchange: HttpExchange, target: PathTarget, caller: str, features: F
     if join is None or has_model_input(request.inputs, queue.model):
         inputs, notes = queue.signature.take(request.inputs, read_values), b""
     else:
-        joined = join_rows(request.inputs, join, queue.model.inputs[0], features)
-        inputs, notes = [joined.block], _missing(joined) if joined.gaps else b""
+        joined = join_rows(request.inputs, join, queue.model.inputs[0], features, served.lookups)
+        inputs, notes = [joined.block], _lookup_notes(joined)
     if len(inputs) > 1 and queue.engine.cost.rows > 1:
         _rows_agree(inputs, queue.model)
     responder = target.responders[version]
@@ -233,8 +233,17 @@ def _is_logged_first(request: InferRequest) -> bool:
     return wanted
 
 
-def _missing(joined: JoinedRows) -> bytes:
-    """Return the response parameters that tell which features were missing; the protocol allows no nested values."""
+def _lookup_notes(joined: JoinedRows) -> bytes:
+    """Return the response parameters of a lookup: how old the oldest feature is, and which were missing."""
+    age_s = joined.age_s
+    found: dict[str, str | int | float] = {} if age_s is None else {"feature_age_s": round(age_s, 3)}
+    if joined.gaps:
+        found |= {"missing_features": _missing(joined), "missing_rows": joined.missing_rows}
+    return encode_parameters(found) if found else b""
+
+
+def _missing(joined: JoinedRows) -> str:
+    """Return the features that were missing as JSON; the protocol allows no nested values."""
     listed = [
         {
             "row": gap.row,
@@ -245,8 +254,7 @@ def _missing(joined: JoinedRows) -> bytes:
         }
         for gap in joined.gaps
     ]
-    words = msgspec.json.encode(listed).decode()
-    return encode_parameters({"missing_features": words, "missing_rows": joined.missing_rows})
+    return msgspec.json.encode(listed).decode()
 
 
 def predicted_batch(

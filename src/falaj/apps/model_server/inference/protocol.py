@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Annotated, Any, NamedTuple
 
@@ -347,7 +347,7 @@ def _tensor_head(name: str, datatype: Datatype) -> bytes:
     return head[:-1] + b',"shape":'
 
 
-def encode_parameters(parameters: dict[str, str | int]) -> bytes:
+def encode_parameters(parameters: Mapping[str, str | int | float]) -> bytes:
     """Return parameters of a response without their braces."""
     encoded: bytes = _encode(parameters)
     return encoded[1:-1]
