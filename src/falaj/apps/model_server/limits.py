@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field, replace
 
-from falaj.records.replicas import ReplicaConfig
+from falaj.records.control.replicas import ReplicaConfig
 
 
 @dataclass(frozen=True, slots=True)

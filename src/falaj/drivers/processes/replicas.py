@@ -24,7 +24,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from falaj.records.replicas import Replica, ReplicaLoad, ReplicaState
+from falaj.records.control.replicas import Replica, ReplicaLoad, ReplicaState
 
 LOADING_S = 3.0
 """How long connections wait for a replica that loads its models, while no other is ready."""

@@ -141,9 +141,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         context = self._context
-        context.connections.discard(self)
-        context.strangers.pop(self, None)
-        self._leave_caller()
+        self._forget()
         context.metrics.connections -= 1
         self._release_unread()
         for exchange in self._queue:
@@ -207,7 +205,14 @@ class Connection(asyncio.Protocol):
         self._leaves = True
 
     def abort(self) -> None:
+        self._forget()  # at once: the next newcomer needs room of its own
         self._transport.abort()
+
+    def _forget(self) -> None:
+        """Count no longer as a connection."""
+        self._context.connections.discard(self)
+        self._context.strangers.pop(self, None)
+        self._leave_caller()
 
     @property
     def pending(self) -> int:
