@@ -65,12 +65,14 @@ class ModelReplicas:
     state: ScalingState = field(init=False)
     sampled_at: float = float("-inf")
     samples: deque[LoadSample] = field(default_factory=lambda: deque(maxlen=int(DOWN_WINDOW_S / SAMPLE_S)))
+    marker: str = field(init=False)
+    """What the marker of the home says; other words ask for a restart."""
     restarting: list[str] = field(default_factory=list)
     """Replicas that are to be replaced, oldest first."""
     _opened: ExitStack = field(default_factory=ExitStack)
 
     def __post_init__(self) -> None:
-        now = time.monotonic()
+        now, self.marker = time.monotonic(), self._read_marker()
         wanted = max(self.serving.replicas.min, 1)  # something is deployed: somebody will ask
         self.state = ScalingState(wanted, changed_at=now, last_request_at=now)
 
@@ -86,6 +88,9 @@ class ModelReplicas:
         for each in found:
             if each.state is ReplicaState.ENDED:
                 self._ended(self.driver, each, now)
+        if (marker := self._read_marker()) != self.marker:
+            self.marker = marker
+            self.restart()
         running = [each for each in found if each.state in (ReplicaState.STARTING, ReplicaState.READY)]
         if any(each.state is ReplicaState.READY for each in running):
             self._recover(running)
@@ -101,9 +106,16 @@ class ModelReplicas:
     def restart(self) -> None:
         """Replace all replicas, one after the other."""
         if self.driver is not None:
+            self.messages.say("the replicas of the model server are restarted, one after the other")
             self.restarting = [
                 each.name for each in self.driver.replicas() if each.state is ReplicaState.READY
             ]
+
+    def _read_marker(self) -> str:
+        try:
+            return self.home.serving.read_text()
+        except OSError:
+            return ""
 
     # ------------------------------------------------------------------------------------------ sockets
 
