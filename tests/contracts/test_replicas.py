@@ -19,7 +19,7 @@ import replica_program
 from falaj.apps.ports import open_sockets
 from falaj.drivers.processes.replicas import ProcessReplicas, shares, sockets_needed
 from falaj.ports.replicas import ReplicaDriver
-from falaj.records.replicas import Replica, ReplicaState
+from falaj.records.control.replicas import Replica, ReplicaState
 from polling import eventually
 
 SOON = timedelta(seconds=20)

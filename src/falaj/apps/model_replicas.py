@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
 
 from falaj.apps.message_writer import MessageWriter
 from falaj.apps.ports import open_sockets
@@ -17,11 +16,10 @@ from falaj.assembly.home import Home
 from falaj.assembly.model_server import process_replicas, publish_local_socket, sockets_needed
 from falaj.ports.replicas import ReplicaDriver
 from falaj.records.config import ServingConfig
-from falaj.records.replicas import Replica, ReplicaState
-from falaj.serving.replica_scaling import (
+from falaj.records.control.replicas import Replica, ReplicaState
+from falaj.serving.runtime.replica_scaling import (
     DOWN_WINDOW_S,
     LoadSample,
-    ScalingDecision,
     ScalingState,
     decide_replicas,
 )
@@ -62,16 +60,19 @@ class ModelReplicas:
     """What keeps the model server from serving."""
     failures: int = 0
     start_at: float = 0.0
-    decision: ScalingDecision | None = None
+    why: str = ""
+    """The reason of the last change of their number."""
     state: ScalingState = field(init=False)
     sampled_at: float = float("-inf")
     samples: deque[LoadSample] = field(default_factory=lambda: deque(maxlen=int(DOWN_WINDOW_S / SAMPLE_S)))
+    marker: str = field(init=False)
+    """What the marker of the home says; other words ask for a restart."""
     restarting: list[str] = field(default_factory=list)
     """Replicas that are to be replaced, oldest first."""
     _opened: ExitStack = field(default_factory=ExitStack)
 
     def __post_init__(self) -> None:
-        now = time.monotonic()
+        now, self.marker = time.monotonic(), self._read_marker()
         wanted = max(self.serving.replicas.min, 1)  # something is deployed: somebody will ask
         self.state = ScalingState(wanted, changed_at=now, last_request_at=now)
 
@@ -87,6 +88,9 @@ class ModelReplicas:
         for each in found:
             if each.state is ReplicaState.ENDED:
                 self._ended(self.driver, each, now)
+        if (marker := self._read_marker()) != self.marker:
+            self.marker = marker
+            self.restart()
         running = [each for each in found if each.state in (ReplicaState.STARTING, ReplicaState.READY)]
         if any(each.state is ReplicaState.READY for each in running):
             self._recover(running)
@@ -102,9 +106,16 @@ class ModelReplicas:
     def restart(self) -> None:
         """Replace all replicas, one after the other."""
         if self.driver is not None:
+            self.messages.say("the replicas of the model server are restarted, one after the other")
             self.restarting = [
                 each.name for each in self.driver.replicas() if each.state is ReplicaState.READY
             ]
+
+    def _read_marker(self) -> str:
+        try:
+            return self.home.serving.read_text()
+        except OSError:
+            return ""
 
     # ------------------------------------------------------------------------------------------ sockets
 
@@ -172,19 +183,22 @@ class ModelReplicas:
             else:
                 self.samples.clear()
             before = self.state.wanted
-            self.decision, self.state = decide_replicas(
+            decision, self.state = decide_replicas(
                 self.serving.replicas, self.state, list(self.samples), waiting=waiting, now=now
             )
             if self.state.wanted != before:
-                self.messages.say(
-                    f"the model server gets {_number(self.state.wanted)}: {self.decision.reason}"
-                )
+                self.why = decision.reason
+                self.messages.say(f"the model server gets {_number(self.state.wanted)}: {self.why}")
         if ready or (self.state.wanted == 0 and self.url):
-            self.publish(models=self.url, models_problem=None, replicas=self._facts(ready))
+            self.publish(models=self.url, models_problem=None, replicas=self._described(len(ready)))
 
-    def _facts(self, ready: Sequence[Replica]) -> dict[str, Any]:
-        config = self.serving.replicas
-        return {"ready": len(ready), "wanted": self.state.wanted, "min": config.min, "max": config.most}
+    def _described(self, ready: int) -> str:
+        """Return how many replicas are ready, and why as many are wanted."""
+        config, wanted = self.serving.replicas, self.state.wanted
+        words = f"{ready} ready" if ready == wanted else f"{ready} of {wanted} ready"
+        if config.min == config.most:
+            return words
+        return f"{words}, between {config.min} and {config.most}" + (f" ({self.why})" if self.why else "")
 
     def _reach(self, driver: ReplicaDriver, running: Sequence[Replica], now: float) -> None:
         """Start or stop replicas until there are as many as wanted, and replace those to be restarted."""

@@ -112,6 +112,7 @@ def status(home_path: Path | None = None) -> PlatformStatus:
         pid=facts["pid"],
         models=facts.get("models"),
         models_problem=facts.get("models_problem"),
+        replicas=facts.get("replicas"),
     )
     from falaj.sdk.remote import connect
 

@@ -55,6 +55,13 @@ class LocalModelServer:
     def wake(self) -> None:
         self._home.serving.touch(mode=0o600)
 
+    def restart(self) -> None:
+        """Ask the parent to replace all replicas, one after the other."""
+        draft = self._home.serving.with_suffix(".new")
+        draft.write_text(secrets.token_hex(8))
+        draft.chmod(0o600)
+        draft.rename(self._home.serving)
+
     def require_engine(self) -> None:
         if find_spec("onnxruntime") is None or find_spec("msgspec") is None:
             raise Unavailable("models cannot be served by this installation; pip install 'falaj[serve]'")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Protocol
 
-from falaj.records.replicas import Replica
+from falaj.records.control.replicas import Replica
 
 
 class ReplicaDriver(Protocol):

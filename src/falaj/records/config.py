@@ -11,11 +11,11 @@ from typing import Annotated, Literal, NamedTuple
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
+from falaj.records.control.replicas import ReplicaConfig
 from falaj.records.durations import read_duration
 from falaj.records.governance.residency import UNKNOWN
 from falaj.records.names import Jurisdiction, Name, TextRule
 from falaj.records.record import Record
-from falaj.records.replicas import ReplicaConfig
 from falaj.records.scheduling.hardware import MPS_DIRECTORY
 from falaj.records.sizes import RULE, read_size
 from falaj.records.training.images import ALLOWED_RULE, PinnedImage, is_allowed, read_image_rule

@@ -10,8 +10,8 @@ from itertools import pairwise
 import pytest
 from pydantic import ValidationError
 
-from falaj.records.replicas import ReplicaConfig
-from falaj.serving.replica_scaling import (
+from falaj.records.control.replicas import ReplicaConfig
+from falaj.serving.runtime.replica_scaling import (
     DOWN_WINDOW_S,
     LoadSample,
     ScalingDecision,

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from falaj.apps.model_server.metrics import ServerMetrics
-from falaj.records.replicas import ReplicaLoad
+from falaj.records.control.replicas import ReplicaLoad
 from falaj.serving.scores import BOUNDS_S, percentile_ms
 
 OVERLOADED = (429, 503)

@@ -24,7 +24,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from falaj.records.replicas import Replica, ReplicaLoad, ReplicaState
+from falaj.records.control.replicas import Replica, ReplicaLoad, ReplicaState
 
 LOADING_S = 3.0
 """How long connections wait for a replica that loads its models, while no other is ready."""
@@ -61,7 +61,7 @@ class ReplicaProcess:
     reports: int
     started_at: float
     state: ReplicaState = ReplicaState.STARTING
-    is_loading: bool = False
+    loading_since: float = float("inf")
     replaces: str | None = None
     unread: bytes = b""
     load: ReplicaLoad | None = None
@@ -99,7 +99,7 @@ class ReplicaProcess:
             if "problem" in report:
                 self.problem = str(report["problem"])
             if report.get("state") == "loading":
-                self.is_loading = True
+                self.loading_since = time.monotonic()
             if report.get("state") == "ready" and self.state is ReplicaState.STARTING:
                 self.state = ReplicaState.READY
 
@@ -214,7 +214,7 @@ class ProcessReplicas:
         if not ready:
             now = time.monotonic()
             starting = [each for each in processes if each.state is ReplicaState.STARTING]
-            ready = [each for each in starting if each.is_loading and now - each.started_at > LOADING_S][:1]
+            ready = [each for each in starting if now - each.loading_since > LOADING_S][:1]
             for each in ready:
                 each.state = ReplicaState.READY
         for place, each in enumerate(ready):

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import NamedTuple
 
-from falaj.records.replicas import ReplicaConfig
+from falaj.records.control.replicas import ReplicaConfig
 
 UP_WINDOW_S = 3.0
 """Load of this long decides about more replicas."""
