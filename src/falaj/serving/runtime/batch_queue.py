@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from concurrent.futures import Executor
 from functools import partial
 from math import prod
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -54,6 +54,14 @@ class QueuedRequest(Protocol):
 
     def complete(self, error: FalajError | None) -> None:
         """Send the response or the error; runs on the event loop."""
+
+
+@runtime_checkable
+class BatchRenderer(Protocol):
+    """A request that can encode the responses of a whole batch, whose first request it is."""
+
+    def render_batch(self, batch: Sequence[Any], outputs: Sequence[Array]) -> bool:
+        """Encode all responses at once; false if each must be rendered. May run in a thread."""
 
 
 class OnBatchAnswered(Protocol):
@@ -444,6 +452,8 @@ def _run(engine: ModelEngine, batch: Batch, limit_s: float) -> Result:
     outputs = engine.run(inputs, limit_s=limit_s)
     if any(len(array) != len(inputs[0]) for array in outputs):  # whose rows are whose?
         raise ValueError("a batch was answered with another number of rows; its requests run alone")
+    if isinstance(batch[0], BatchRenderer) and batch[0].render_batch(batch, outputs):
+        return inputs, outputs
     at = 0
     for request in batch:
         end = at + len(request.inputs[0])

@@ -56,7 +56,8 @@ _heads: dict[tuple[int, str], bytes] = {}
 class HttpResponse(NamedTuple):
     """Status, body, size of its JSON part if binary tensors follow, prediction id, and the methods that are allowed.
 
-    `retry_after` are the seconds after which a refused request may be sent again; 0: not said.
+    `retry_after` are the seconds after which a refused request may be sent again; 0: not said. `extra` are further
+    header lines, each after a line break.
     """
 
     status: int
@@ -66,9 +67,10 @@ class HttpResponse(NamedTuple):
     prediction: str = ""
     allow: bytes = b""
     retry_after: int = 0
+    extra: bytes = b""
 
     def to_bytes(self, *, closes: bool, without_body: bool = False) -> bytes:
-        status, body, kind, json_bytes, prediction, allow, retry_after = self
+        status, body, kind, json_bytes, prediction, allow, retry_after, extra = self
         head = _heads.get((status, kind)) or _head(status, kind)
         end = b"\r\nConnection: close\r\n\r\n" if closes else b"\r\n\r\n"
         if json_bytes is not None:
@@ -79,6 +81,8 @@ class HttpResponse(NamedTuple):
             end = b"\r\nAllow: %b%b" % (allow, end)
         if retry_after:
             end = b"\r\nRetry-After: %d%b" % (retry_after, end)
+        if extra:
+            end = extra + end
         return b"%b%d%b%b" % (head, len(body), end, b"" if without_body else body)
 
 

@@ -19,6 +19,7 @@ from falaj.governance.policy.epochs import current_epoch
 from falaj.ports.metadata import Database, Transaction
 from falaj.records.governance.objects import StoredObject
 from falaj.records.serving import (
+    SHADOW,
     DeployedEndpoint,
     Deployment,
     Endpoint,
@@ -26,6 +27,7 @@ from falaj.records.serving import (
     MeasuredVersion,
     Route,
     ServedFile,
+    ServedRoute,
 )
 from falaj.serving import store
 from falaj.serving.dependencies import LoadVersion
@@ -83,6 +85,8 @@ class DeploymentReloader:
     report_versions: ReportVersions
     servable: RequireServable
     clock: Callable[[], float] = time.monotonic
+    loaded: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when what is deployed was loaded for the first time, as far as it can be."""
     _retries: LoadRetries = field(default_factory=LoadRetries)
     _known: tuple[int, int] = (-1, -1)
     _serving: dict[str, tuple[Endpoint, dict[str, ServedFile]]] = field(default_factory=dict)
@@ -102,6 +106,7 @@ class DeploymentReloader:
                 if known != self._known or self.clock() >= self._retries.next_at:
                     await self.sync()
                     self._known = known
+                    self.loaded.set()
             except Exception:
                 _log.exception("reading the deployment failed; retrying")
             await asyncio.sleep(POLL_S)
@@ -222,9 +227,10 @@ class DeploymentReloader:
             id=deployed.id,
             name=endpoint_path(objects.by_id(tx, deployed.workspace), deployed.name),
             model=models.pop() if models else deployed.model,
-            routes=tuple(Route(version=route.version, weight=route.weight) for route in deployed.routes),
+            routes=tuple(_route(route) for route in deployed.routes),
             lookup=deployed.lookup,
             settings=deployed.settings,
+            sticky=deployed.sticky,
         )
         return DesiredEndpoint(deployed, endpoint, files, problems, barred, errors)
 
@@ -245,6 +251,10 @@ class DeploymentReloader:
         )
 
 
+def _route(route: ServedRoute) -> Route:
+    return Route.model_validate(route.model_dump(exclude={"id", "problem"}))
+
+
 def _sources(
     serving: dict[str, tuple[Endpoint, dict[str, ServedFile]]],
 ) -> dict[VersionKey, PredictionSource]:
@@ -256,4 +266,5 @@ def _sources(
         for version, file in files.items():
             features = lookup.features if lookup is not None and lookup.features else file.features
             found[ident, version] = PredictionSource(str(file.registered), views, features)
+            found[ident, version + SHADOW] = found[ident, version]
     return found
