@@ -118,6 +118,9 @@ class HttpExchange:
             if len(response.body) > LARGE_RESPONSE_BYTES and not self._writer.holds(self, len(response.body)):
                 response = error_response(_response_not_held(len(response.body)))
             self.response = response
+            self.queued = (
+                None  # it refers to this exchange: the two would stay until the garbage collector runs
+            )
             self._writer.flush()
 
     def cancel(self) -> None:
@@ -125,6 +128,7 @@ class HttpExchange:
         self.cancelled = True
         if self.queued is not None:
             self.queued.cancelled = True
+            self.queued = None
 
     def to_bytes(self, *, closes: bool) -> bytes:
         if self.response is None:

@@ -17,6 +17,7 @@ from falaj.apps.model_server.http import responses
 from falaj.apps.model_server.http.access import preflight_response
 from falaj.apps.model_server.http.compression import compress, decompress
 from falaj.apps.model_server.http.exchange import HttpExchange
+from falaj.apps.model_server.http.repeated_heads import RepeatedHead
 from falaj.apps.model_server.http.responses import HttpResponse
 from falaj.apps.model_server.inference.decisions import DecisionQueue, Done
 from falaj.apps.model_server.inference.model_reports import (
@@ -92,10 +93,23 @@ class Dispatcher:
         self._parsing_pool.shutdown(wait=False, cancel_futures=True)
 
     def dispatch(self, exchange: HttpExchange) -> None:
+        if exchange.repeated is not None and self._repeat(exchange, exchange.repeated):
+            return
         if exchange.coding and exchange.size:
             self._decompress(exchange)
         else:
             self._dispatch(exchange)
+
+    def _repeat(self, exchange: HttpExchange, repeated: RepeatedHead) -> bool:
+        """Dispatch a request whose head was followed by an inference before; false if it is to be looked at as any."""
+        target = self._paths.get(exchange.path)
+        if target is None or not repeated.bodies or repeated.bodies[0].target is not target:
+            return False
+        caller = self.decisions.known(exchange.credential or "", target.admission_target, exchange.body)
+        if caller is None:
+            return False
+        self._infer(exchange, target, caller)
+        return True
 
     def _dispatch(self, exchange: HttpExchange) -> None:
         target = self._paths.get(exchange.path) or self._normalized_target(exchange.path)
