@@ -29,11 +29,14 @@ from falaj.records.features import OnlineRows
 from falaj.records.governance.identity import Role
 from falaj.records.governance.objects import StoredObject
 from falaj.records.names import ROOT, PrincipalId
-from falaj.serving.dependencies import LoadVersion
+from falaj.records.serving import ServerLoad
+from falaj.serving.dependencies import LOAD_PATH, LoadVersion
 
 LONGEST_SOCKET_PATH = 100
 """Bytes; the system takes little more."""
 ANSWER_S = 30.0
+LOAD_S = 5.0
+"""How long the model server may take to answer, and to tell what it does now."""
 
 
 class LocalModelServer:
@@ -73,15 +76,21 @@ class LocalModelServer:
         if find_spec("onnxruntime") is None or find_spec("msgspec") is None:
             raise Unavailable("models cannot be served by this installation; pip install 'falaj[serve]'")
 
+    def load(self) -> ServerLoad:
+        return ServerLoad.model_validate_json(self._ask("GET", LOAD_PATH, "", b"", within_s=LOAD_S))
+
     def infer(self, path: str, caller: str, body: bytes) -> bytes:
+        return self._ask("POST", path, caller, body, within_s=ANSWER_S)
+
+    def _ask(self, method: str, path: str, caller: str, body: bytes, *, within_s: float) -> bytes:
         import httpx
 
         try:
             published = json.loads(self._home.model_server.read_text())
             headers = {"Falaj-Caller": caller, "Falaj-Secret": str(published["secret"])}
             transport = httpx.HTTPTransport(uds=published["socket"])
-            with httpx.Client(transport=transport, timeout=ANSWER_S) as client:
-                answer = client.post(f"http://model-server{path}", content=body, headers=headers)
+            with httpx.Client(transport=transport, timeout=within_s) as client:
+                answer = client.request(method, f"http://model-server{path}", content=body, headers=headers)
         except (OSError, ValueError, KeyError, httpx.TransportError):
             raise Unavailable("the model server does not run, or not yet; 'falaj up' starts it") from None
         if answer.status_code != 200:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from falaj.errors import Unavailable
 from falaj.governance.operations.call import Call
@@ -16,7 +16,7 @@ from falaj.records.governance.objects import StoredObject
 from falaj.records.monitoring.sketches import ColumnRole
 from falaj.records.names import ObjectId
 from falaj.records.registry import ModelVersion
-from falaj.records.serving import ServedModel
+from falaj.records.serving import ServedModel, ServerLoad
 
 if TYPE_CHECKING:  # the service is in every process; only the model server loads numpy
     import numpy.typing as npt
@@ -25,6 +25,10 @@ if TYPE_CHECKING:  # the service is in every process; only the model server load
 
 METRICS = "/metrics"
 """Stands for the server's metrics in place of an endpoint; no endpoint has this name."""
+
+
+LOAD_PATH = "/metrics/load"
+"""Where the server tells what it does now, as JSON."""
 
 
 class LoadVersion(Protocol):
@@ -92,6 +96,10 @@ class ModelServerClient(Protocol):
         """Raise Unavailable if this installation cannot run models."""
         ...
 
+    def load(self) -> ServerLoad:
+        """Return what it does now. Raise Unavailable if it does not run."""
+        ...
+
     def infer(self, path: str, caller: str, body: bytes) -> bytes:
         """Return the response to an inference request of an admitted caller. Raise the error that it carries."""
         ...
@@ -118,6 +126,10 @@ class Admission(Protocol):
 
     def decide(self, credential: str, endpoint: str | None) -> None:
         """Make and cache the decision. Raise Unauthenticated or Denied. Runs in a thread."""
+        ...
+
+    def permitted(self, credential: str, endpoints: Sequence[str]) -> Sequence[str]:
+        """Return those of `endpoints` that the caller may call. Raise Unauthenticated. Runs in a thread."""
         ...
 
 
@@ -167,6 +179,15 @@ class PredictionSink(Protocol):
 
     def add(self, batch: PredictedBatch) -> None:
         """Store or queue the batch without blocking. Called on the event loop after the responses are written."""
+        ...
+
+
+@runtime_checkable
+class DurableSink(Protocol):
+    """A sink that tells when a prediction is on disk."""
+
+    def when_stored(self, prediction: str, done: Callable[[bool], None]) -> None:
+        """Call `done` once the prediction is on disk, with true; with false if it will not be, or not soon."""
         ...
 
 

@@ -7,6 +7,8 @@ import sys
 from functools import partial
 
 from falaj.apps.logs import log_to
+from falaj.apps.model_server.platform.log_channel import StartLog
+from falaj.apps.model_server.platform.log_process import log_in_process
 from falaj.apps.model_server.process import (
     run,
     serve,
@@ -31,22 +33,32 @@ def main() -> None:
     log_to(home.logs / ("models.jsonl" if facts is None or first else f"models-{facts.name}.jsonl"))
     platform = assemble(home)
     try:
+        log = log_in_process({**os.environ, "FALAJ_HOME": str(home.path)})
         if facts is not None:
-            run(lambda: serve_replica(platform, facts))
+            run(lambda: serve_replica(platform, facts, start_log=log))
         else:
-            _serve_alone(home, platform, bind=sys.argv[1], port=sys.argv[2])
+            _serve_alone(home, platform, log, bind=sys.argv[1], port=sys.argv[2])
     finally:
         platform.close()
     os._exit(0)  # everything is flushed; skips noisy teardown warnings of datasketches
 
 
-def _serve_alone(home: Home, platform: LocalPlatform, *, bind: str, port: str) -> None:
+def _serve_alone(home: Home, platform: LocalPlatform, log: StartLog, *, bind: str, port: str) -> None:
     try:
         listener = listen_on(port, partial(listen, bind, tls=platform.config.tls_of_serving))
     except OSError as error:
         sys.exit(f"the model server cannot listen on {bind}:{port.rstrip('+')} ({error.strerror})")
     with publish_local_socket(home) as inner:
-        run(lambda: serve(platform, listener, inner, ready=lambda _: tune_interpreter(), until=wait_for_stop))
+        run(
+            lambda: serve(
+                platform,
+                listener,
+                inner,
+                ready=lambda _: tune_interpreter(),
+                until=wait_for_stop,
+                start_log=log,
+            )
+        )
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field, replace
 
-from falaj.records.control.replicas import ReplicaConfig
+from falaj.records.config import ServingConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +33,16 @@ class ServerLimits:
     """Threads for slow models, one per core."""
 
 
-def limits_of_replica(config: ReplicaConfig) -> ServerLimits:
+def limits_of(config: ServingConfig) -> ServerLimits:
+    """Return the limits of a server; what it may hold grows with the largest body."""
+    usual = ServerLimits()
+    held_bytes = max(usual.held_bytes, 4 * config.max_body)
+    return replace(usual, body_bytes=config.max_body, held_bytes=held_bytes)
+
+
+def limits_of_replica(serving: ServingConfig) -> ServerLimits:
     """Return the limits of one of several replicas, which share the memory and the cores of the machine."""
-    whole = ServerLimits()
+    whole, config = limits_of(serving), serving.replicas
     return replace(
         whole,
         held_bytes=max(whole.held_bytes // config.most, 4 * whole.body_bytes),

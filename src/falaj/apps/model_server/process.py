@@ -12,10 +12,13 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 
-from falaj.apps.model_server.limits import ServerLimits, limits_of_replica
+from falaj.apps.model_server.http.access import access_of
+from falaj.apps.model_server.limits import ServerLimits, limits_of, limits_of_replica
 from falaj.apps.model_server.load_meter import LoadMeter
 from falaj.apps.model_server.platform.admission import GateAdmission
 from falaj.apps.model_server.platform.client import CountReporter, PlatformClient
+from falaj.apps.model_server.platform.log_channel import RunningLog, StartLog
+from falaj.apps.model_server.platform.log_process import LogReceiver, LogThread
 from falaj.apps.model_server.platform.recorder import PredictionRecorder
 from falaj.apps.model_server.platform.reload import DeploymentReloader
 from falaj.apps.model_server.replica import Accept, ParentChannel, ReplicaFacts, SharedSockets
@@ -52,9 +55,13 @@ async def serve(
     *,
     ready: Callable[[str], None],
     until: Callable[[], Awaitable[object]],
+    start_log: StartLog | None = None,
 ) -> None:
-    """Serve the platform's endpoints until `until` returns; then flush the prediction log."""
-    async with running_server(platform) as running:
+    """Serve the platform's endpoints until `until` returns; then have the prediction log store everything.
+
+    `start_log` starts the log; by default in a thread.
+    """
+    async with running_server(platform, start_log=start_log) as running:
         await running.server.start(listener, tls=running.tls)
         await running.server.start_internal(inner.socket, secret=inner.secret)
         ready(url_of(listener, secure=running.tls is not None))
@@ -63,20 +70,28 @@ async def serve(
 
 @asynccontextmanager
 async def running_server(
-    platform: LocalPlatform, limits: ServerLimits | None = None
+    platform: LocalPlatform, limits: ServerLimits | None = None, *, start_log: StartLog | None = None
 ) -> AsyncIterator[RunningServer]:
-    """Run a model server of the platform; then stop it and flush the prediction log."""
+    """Run a model server of the platform; then stop it, and have the prediction log store everything."""
     account = service_caller(platform.gate, MODEL_SERVER, Role.OPERATOR)
     client = PlatformClient(platform, account)
     admission = GateAdmission(platform.gate, platform.authenticator, platform.gate.clock)
     every_s = platform.config.serving.log_every.total_seconds()
-    recorder = PredictionRecorder(client.store_batch, every_s=every_s, collector=client.collector)
-    sink = recorder if platform.config.serving.predictions == "log" else NoPredictionSink()
+    logs = platform.config.serving.predictions == "log"
+    log = (start_log or _log_in_thread(client, every_s)) if logs else None
+    recorder = PredictionRecorder(log, every_s=every_s)
+    sink = recorder if logs else NoPredictionSink()
     server = ModelServer(
-        admission, features=client, sink=sink, failures=platform.failures, load=client.load, limits=limits
+        admission,
+        features=client,
+        sink=sink,
+        failures=platform.failures,
+        load=client.load,
+        limits=limits or limits_of(platform.config.serving),
+        access=access_of(platform.config.serving),
     )
-    counters = CountReporter(client, server.metrics, recorder, lambda: admission.endpoints)
-    recorder.periodic_tasks = (counters.report, client.deliver_windows)
+    counters = CountReporter(client, server.metrics, recorder, lambda: admission.endpoints, server.shadows)
+    recorder.periodic_tasks = (counters.report,)
     servable = partial(require_still_servable, platform.gate)
     opened = version_opener(platform.services)
     reloader = DeploymentReloader(
@@ -91,13 +106,30 @@ async def running_server(
         reloading.cancel()
         await server.stop()
         epoch_watch.cancel()
-        await asyncio.to_thread(recorder.stop)
+        await recorder.stop()
 
 
-async def serve_replica(platform: LocalPlatform, facts: ReplicaFacts) -> None:
+def _log_in_thread(client: PlatformClient, every_s: float) -> StartLog:
+    def start(connection: socket.socket) -> RunningLog:
+        receiver = LogReceiver(
+            connection,
+            client.store_batch,
+            every_s=every_s,
+            collector=client.collector,
+            periodic=client.deliver_windows,
+        )
+        return LogThread(receiver, connection)
+
+    return start
+
+
+async def serve_replica(
+    platform: LocalPlatform, facts: ReplicaFacts, *, start_log: StartLog | None = None
+) -> None:
     """Serve as a replica of the processes driver until the parent says stop, or ends."""
-    config = platform.config.serving.replicas
-    async with running_server(platform, limits_of_replica(config)) as running:
+    async with running_server(
+        platform, limits_of_replica(platform.config.serving), start_log=start_log
+    ) as running:
         server = running.server
         accept: dict[str, Accept] = {
             "http": partial(server.accept, tls=running.tls),

@@ -13,9 +13,11 @@ from typing import Any, cast
 import numpy.typing as npt
 
 from falaj.apps.byte_shares import ByteShares
+from falaj.apps.model_server.http.access import HttpAccess
 from falaj.apps.model_server.http.connection import Connection, ServerConnection
 from falaj.apps.model_server.inference.dispatch import Dispatcher
 from falaj.apps.model_server.inference.prediction import Prediction, predicted_batch
+from falaj.apps.model_server.inference.shadow import ShadowRunner
 from falaj.apps.model_server.limits import ServerLimits
 from falaj.apps.model_server.metrics import ServerMetrics
 from falaj.apps.socket_listener import SocketListener
@@ -36,6 +38,7 @@ from falaj.serving.deployment_state import DeploymentState
 from falaj.serving.runtime.batch_queue import BatchQueue, QueuedRequest
 from falaj.serving.runtime.engine import ModelEngine
 from falaj.serving.runtime.loading import load as load_file
+from falaj.serving.runtime.metering import MeteredEngine
 
 Array = npt.NDArray[Any]
 
@@ -54,10 +57,12 @@ class ModelServer:
         features: FeatureReader | None = None,
         sink: PredictionSink | None = None,
         limits: ServerLimits | None = None,
+        access: HttpAccess | None = None,
         failures: AuthenticationFailures | None = None,
         load: Callable[[ServedFile], ModelEngine] = load_file,
     ) -> None:
         self.limits = limits or ServerLimits()
+        self.access = access or HttpAccess()
         self.shares = ByteShares(self.limits.held_bytes)
         self.metrics = ServerMetrics(self.shares)
         self.connections: set[ServerConnection] = set()
@@ -67,10 +72,14 @@ class ModelServer:
         self._loop = asyncio.get_running_loop()
         self.now = self._loop.time()
         self._sink: PredictionSink = sink or NoPredictionSink()
-        self._pool = ThreadPoolExecutor(self.limits.threads, thread_name_prefix="model")
+        self._is_logging = not isinstance(self._sink, NoPredictionSink)
+        self.shadows = ShadowRunner(self._sink, self.metrics.shadow_outcomes)
         self._deployment_state = DeploymentState(self._make_queue, load)
-        self._dispatcher = Dispatcher(admission, features or NoFeatureReader(), self._sink, self.metrics)
+        self._dispatcher = Dispatcher(
+            admission, features or NoFeatureReader(), self._sink, self.metrics, self.limits
+        )
         self.dispatch = self._dispatcher.dispatch
+        self.compress = self._dispatcher.compress
         self.recognize = admission.recognize
         self.authenticate = self._dispatcher.authenticate
         self.authentication_failed = partial(
@@ -137,6 +146,7 @@ class ModelServer:
             raise
         self.metrics.reloads["done"] += 1
         self._dispatcher.update(self._deployment_state.served)
+        self.shadows.update(self._deployment_state.served)
 
     async def stop(self) -> None:
         """Stop accepting connections, answer pending requests and close; abort what is left after a timeout."""
@@ -154,8 +164,8 @@ class ModelServer:
         if self._sweeping is not None:
             self._sweeping.cancel()
         self._dispatcher.close()
+        self.shadows.stop()
         self._deployment_state.close()
-        self._pool.shutdown(wait=False, cancel_futures=True)
         await asyncio.sleep(0)  # lets aborted connections report their loss
 
     def _sweep(self) -> None:
@@ -169,15 +179,17 @@ class ModelServer:
         self._sweeping = self._loop.call_later(self.limits.sweep_s, self._sweep)
 
     def _make_queue(self, engine: ModelEngine) -> BatchQueue:
-        answered = None if isinstance(self._sink, NoPredictionSink) else self._record_batch
-        pool = self._pool if engine.in_process else ThreadPoolExecutor(self.limits.threads)
-        return BatchQueue(
-            engine,
-            pool=pool,
+        metered = MeteredEngine(engine)
+        # each has threads of its own: a model whose runs take long keeps no other from running
+        queue = BatchQueue(
+            metered,
+            pool=ThreadPoolExecutor(self.limits.threads, thread_name_prefix="model"),
             threads=self.limits.threads,
-            answered=answered,
+            answered=self._record_batch,
             most_waiting=self.limits.waiting,
         )
+        self.metrics.meters[queue] = metered
+        return queue
 
     def _record_batch(
         self,
@@ -186,7 +198,12 @@ class ModelServer:
         inputs: Sequence[Array],
         outputs: Sequence[Array],
     ) -> None:
-        """Pass a batch to the prediction sink. A failure does not affect responses."""
+        """Pass a batch to the prediction sink and to shadows. A failure does not affect responses."""
+        if self.shadows.plans:
+            predictions = cast(Sequence[Prediction], requests)
+            self.shadows.offer(queue, predictions, inputs, outputs, self.metrics.meters[queue].last_run_s)
+        if not self._is_logging:
+            return
         try:
             self._sink.add(predicted_batch(queue, cast(Sequence[Prediction], requests), inputs, outputs))
         except Exception:

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Protocol
 
+from falaj.apps.model_server.http.compression import MIN_COMPRESSED_BYTES, accepted_coding
+from falaj.apps.model_server.http.repeated_heads import RepeatedHead
 from falaj.apps.model_server.http.responses import HttpResponse, error_response
 from falaj.errors import InvalidInput, Unavailable
 from falaj.serving.runtime.batch_queue import QueuedRequest
@@ -20,6 +22,8 @@ class ResponseQueue(Protocol):
     """Writes responses in the order of the requests."""
 
     def flush(self) -> None: ...
+    def header_lines(self, headers: Mapping[bytes, bytes]) -> bytes: ...
+    def compress(self, exchange: HttpExchange, response: HttpResponse, coding: bytes) -> None: ...
     def holds(self, exchange: HttpExchange, size: int) -> bool: ...
 
 
@@ -29,6 +33,7 @@ class HttpExchange:
     __slots__ = (
         *("_chunks", "_headers", "_writer", "response", "began", "caller", "closes", "credential"),
         *("cancelled", "holder", "is_authenticated", "method", "path", "size", "wants_continue", "queued"),
+        "repeated",
     )
 
     def __init__(
@@ -58,6 +63,8 @@ class HttpExchange:
         self.began = time.perf_counter()
         self.response: HttpResponse | None = None
         self.queued: QueuedRequest | None = None
+        self.repeated: RepeatedHead | None = None
+        """The head that other requests of the connection have too."""
         self.cancelled = False
 
     def add(self, body: bytes) -> None:
@@ -70,6 +77,10 @@ class HttpExchange:
             self._chunks = [b"".join(self._chunks)]
         return self._chunks[0] if self._chunks else b""
 
+    def header(self, name: bytes) -> bytes | None:
+        """Return the value of one of the KEPT_HEADERS of a connection, if it was given."""
+        return self._headers.get(name)
+
     @property
     def json_bytes(self) -> int | None:
         """Return the size of the JSON part of the body, if binary tensors follow it."""
@@ -80,8 +91,29 @@ class HttpExchange:
             raise InvalidInput("Inference-Header-Content-Length must be a number of bytes")
         return int(value)
 
+    @property
+    def coding(self) -> bytes:
+        """Return the coding of the body; empty if it is not compressed."""
+        coding = self._headers.get(b"content-encoding", b"").strip().lower()
+        return b"" if coding == b"identity" else coding
+
+    def hold(self, body: bytes) -> None:
+        """Replace a compressed body by what it contains. Raise Unavailable if the caller may not hold as much."""
+        if not self._writer.holds(self, len(body)):
+            raise Unavailable(f"there is no memory for a body of {len(body)} bytes; try again later")
+        self._chunks = [body]
+
     def finish(self, response: HttpResponse) -> None:
         """Set the response; it is written after all earlier ones."""
+        if len(response.body) >= MIN_COMPRESSED_BYTES and not self.cancelled:
+            coding = accepted_coding(self._headers.get(b"accept-encoding", b""))
+            if coding and self.method != b"HEAD":
+                self._writer.compress(self, response, coding)
+                return
+        self.send(response)
+
+    def send(self, response: HttpResponse) -> None:
+        """Set the response as it is."""
         if not self.cancelled:
             if len(response.body) > LARGE_RESPONSE_BYTES and not self._writer.holds(self, len(response.body)):
                 response = error_response(_response_not_held(len(response.body)))
@@ -97,7 +129,10 @@ class HttpExchange:
     def to_bytes(self, *, closes: bool) -> bytes:
         if self.response is None:
             return b""
-        return self.response.to_bytes(closes=closes, without_body=self.method == b"HEAD")
+        response = self.response
+        if b"origin" in self._headers:
+            response = response._replace(extra=response.extra + self._writer.header_lines(self._headers))
+        return response.to_bytes(closes=closes, without_body=self.method == b"HEAD")
 
 
 def _response_not_held(size: int) -> Unavailable:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 
@@ -66,6 +66,24 @@ class DecisionQueue:
             again = partial(self.admit, credential, endpoint, data, done, tries=tries - 1)
             future = self._pool.submit(self._admission.decide, credential, endpoint)
             future.add_done_callback(partial(self._return, partial(self._decided, again, done)))
+
+    def permitted(
+        self, credential: str, endpoints: Sequence[str], done: Callable[[Sequence[str]], None]
+    ) -> None:
+        """Call `done` with those of `endpoints` that a caller may use; with none where this cannot be decided."""
+        if self._pending >= MAX_PENDING_DECISIONS:
+            done(())
+            return
+        self._pending += 1
+        future = self._pool.submit(self._admission.permitted, credential, endpoints)
+        future.add_done_callback(partial(self._return, partial(self._listed, done)))
+
+    def _listed(self, done: Callable[[Sequence[str]], None], future: Future[Sequence[str]]) -> None:
+        self._pending -= 1
+        error = future.exception()
+        if error is not None:
+            _explained(error)
+        done(() if error is not None else future.result())
 
     def _return(self, finish: Callable[[Future[object]], None], future: Future[object]) -> None:
         """Pass the result of a thread to the event loop."""
