@@ -34,6 +34,7 @@ from falaj.apps.cli.output.values import format_value, plural, printable
 from falaj.apps.cli.session import Session
 from falaj.control.services import all_operations
 from falaj.errors import FalajError, Fault, InvalidInput, Unavailable
+from falaj.records.control.replicas import ServerReplicas
 from falaj.records.registry import TensorSpec
 from falaj.records.serving import (
     Datatype,
@@ -688,6 +689,12 @@ def _deployed(made: DeployedEndpoint, given: Given) -> Message:
         f"{made.name} is served by {shares}{where}",
         (("next", f"endpoints stats {named}"), ("undo", back)),
     )
+
+
+@PRESENTATION.message("endpoints.restart")
+def _restarted(made: ServerReplicas, given: Given) -> Message:
+    words = "the replicas of the model server are being replaced, one after the other; no request fails"
+    return Message(words, (("next", "endpoints replicas"),))
 
 
 def _share(route: ServedRoute) -> str:
