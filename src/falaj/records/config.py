@@ -73,6 +73,16 @@ def _size(given: object) -> object:
 ModelIsolation = Literal["auto", "always"]
 
 
+class TracingConfig(Record):
+    """OpenTelemetry traces of requests to the model server. They hold names, versions and times, no values."""
+
+    endpoint: Annotated[str, Field(pattern=r"^https?://[^\s]{1,500}$")] | None = None
+    """Where traces are sent by OTLP over HTTP, as JSON, like `https://otel.example.com/v1/traces`; its host must be in
+    `egress.allow`. By default nothing is traced."""
+    share: Annotated[float, Field(ge=0, le=1)] = 0.01
+    """Share of the requests without a `traceparent` that are traced; one with a `traceparent` decides itself."""
+
+
 class ServingConfig(Record):
     """The model server: its address, and how often it stores predictions. By default it uses the TLS of the API.
 
@@ -96,6 +106,7 @@ class ServingConfig(Record):
     [serving](serving.md)."""
     model_memory: Annotated[int, BeforeValidator(_size), Field(ge=1 << 26)] = 1 << 30
     """Memory for runs, like 2GiB: of each model in a process of its own, and of all others together."""
+    tracing: TracingConfig = TracingConfig()
 
 
 class MetadataConfig(Record):
@@ -611,7 +622,7 @@ class KubernetesConfig(Record):
 
 
 class EgressConfig(Record):
-    """Where the platform may send requests of its own, which are those of webhooks. By default nowhere."""
+    """Where the platform may send requests of its own: those of webhooks, and traces. By default nowhere."""
 
     allow: tuple[Annotated[str, AfterValidator(_egress_entry)], ...] = ()
     """Hosts like `hooks.example.com` or `hooks.example.com:8443`. A private address needs its own entry, like

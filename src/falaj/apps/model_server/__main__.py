@@ -7,12 +7,20 @@ import sys
 from functools import partial
 
 from falaj.apps.logs import log_to
-from falaj.apps.model_server.process import announce, run, serve, tune_interpreter, wait_for_stop
+from falaj.apps.model_server.process import (
+    announce,
+    run,
+    serve,
+    trace_exporter,
+    tune_interpreter,
+    wait_for_stop,
+)
 from falaj.apps.model_server.server import listen
 from falaj.apps.ports import listen_on
 from falaj.assembly.home import open_home
 from falaj.assembly.model_server import publish_local_socket
 from falaj.assembly.platform import assemble
+from falaj.errors import FalajError
 
 
 def main() -> None:
@@ -30,6 +38,11 @@ def main() -> None:
                 f"the model server cannot listen on {bind}:{port.rstrip('+')} ({error.strerror}); set serving.port in "
                 "falaj.toml to a free port, or to 0, and restart the platform"
             )
+            sys.exit(1 if announce(problem=problem) else problem)
+        try:
+            trace_exporter(platform.config)
+        except FalajError as error:
+            problem = f"serving.tracing.endpoint in falaj.toml is not allowed: {error}"
             sys.exit(1 if announce(problem=problem) else problem)
         with publish_local_socket(home) as inner:
             run(lambda: serve(platform, listener, inner, ready=_on_ready, until=wait_for_stop))

@@ -64,6 +64,8 @@ class ServerMetrics:
         self.refused: Counter[int] = Counter()
         self.reloads: Counter[str] = Counter()
         self.unlogged = 0
+        self.traces: Mapping[str, int] = {}
+        """Traces by what became of them: sent, failed or dropped."""
         self._registry = CollectorRegistry()
         self._registry.register(self)
 
@@ -128,6 +130,7 @@ class ServerMetrics:
         yield GaugeMetricFamily("falaj_serving_held_bytes", "Bytes of unanswered requests", self.held_bytes)
         yield _counter("refused", "Requests refused before they reached an endpoint", "status", self.refused)
         yield _counter("reloads", "Changes of what is served", "outcome", self.reloads)
+        yield _counter("traces", "Traces of requests: sent, failed or dropped", "outcome", dict(self.traces))
         yield CounterMetricFamily(
             "falaj_serving_unlogged", "Batches that the log did not take", self.unlogged
         )

@@ -12,14 +12,19 @@ import sys
 from collections.abc import Awaitable, Callable
 from functools import partial
 
+from falaj.apps.model_server.metrics import REPLICA
 from falaj.apps.model_server.platform.admission import GateAdmission
 from falaj.apps.model_server.platform.client import CountReporter, PlatformClient
 from falaj.apps.model_server.platform.recorder import PredictionRecorder
 from falaj.apps.model_server.platform.reload import DeploymentReloader
 from falaj.apps.model_server.server import ModelServer
+from falaj.apps.model_server.tracing.export import TraceExporter
+from falaj.apps.model_server.tracing.spans import Tracer
 from falaj.apps.process_setup import stop_with_parent
+from falaj.assembly.drivers import open_egress
 from falaj.assembly.model_server import LocalListener, service_caller, version_opener
 from falaj.assembly.platform import LocalPlatform
+from falaj.records.config import Config
 from falaj.records.governance.identity import Role
 from falaj.serving.dependencies import NoPredictionSink
 from falaj.serving.service import MODEL_SERVER
@@ -44,7 +49,11 @@ async def serve(
     every_s = platform.config.serving.log_every.total_seconds()
     recorder = PredictionRecorder(client.store_batch, every_s=every_s, collector=client.collector)
     sink = recorder if platform.config.serving.predictions == "log" else NoPredictionSink()
-    server = ModelServer(admission, features=client, sink=sink, failures=platform.failures, load=client.load)
+    exporter = trace_exporter(platform.config)
+    tracer = None if exporter is None else Tracer(exporter, share=platform.config.serving.tracing.share)
+    server = ModelServer(
+        admission, features=client, sink=sink, failures=platform.failures, load=client.load, tracer=tracer
+    )
     counters = CountReporter(client, server.metrics, recorder, lambda: admission.endpoints, server.shadows)
     recorder.periodic_tasks = (counters.report, client.deliver_windows)
     servable = partial(require_still_servable, platform.gate)
@@ -53,6 +62,9 @@ async def serve(
         platform.database, server, admission, recorder, opened, client.report_problems, servable
     )
     recorder.start()
+    if exporter is not None:
+        server.metrics.traces = exporter.outcomes
+        exporter.start()
     tls = platform.config.tls_of_serving
     await server.start(listener, tls=tls)
     await server.start_internal(inner.socket, secret=inner.secret)
@@ -64,6 +76,21 @@ async def serve(
     await server.stop()
     epoch_watch.cancel()
     await asyncio.to_thread(recorder.stop)
+    if exporter is not None:
+        await asyncio.to_thread(exporter.stop)
+
+
+def trace_exporter(config: Config) -> TraceExporter | None:
+    """Return the exporter of traces, if the operator has named a collector. Raise InvalidInput if it is not allowed."""
+    url = config.serving.tracing.endpoint
+    if url is None:
+        return None
+    egress = open_egress(config)
+    egress.require(url)
+    headers = {"Content-Type": "application/json"}
+    return TraceExporter(
+        lambda body: egress.post(url, headers=headers, body=body, admit=lambda address: None), replica=REPLICA
+    )
 
 
 def tune_interpreter() -> None:

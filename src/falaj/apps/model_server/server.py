@@ -19,6 +19,7 @@ from falaj.apps.model_server.inference.prediction import Prediction, predicted_b
 from falaj.apps.model_server.inference.shadow import ShadowRunner
 from falaj.apps.model_server.limits import ServerLimits
 from falaj.apps.model_server.metrics import ServerMetrics
+from falaj.apps.model_server.tracing.spans import Tracer
 from falaj.apps.tls_listener import TlsListener
 from falaj.errors import FalajError
 from falaj.records.config import ServerConfig, Tls
@@ -57,6 +58,7 @@ class ModelServer:
         limits: ServerLimits | None = None,
         failures: AuthenticationFailures | None = None,
         load: Callable[[ServedFile], ModelEngine] = load_file,
+        tracer: Tracer | None = None,
     ) -> None:
         self.limits = limits or ServerLimits()
         self.shares = ByteShares(self.limits.held_bytes)
@@ -72,7 +74,9 @@ class ModelServer:
         self._pool = ThreadPoolExecutor(self.limits.threads, thread_name_prefix="model")
         self.shadows = ShadowRunner(self._sink, self.metrics.shadow_outcomes)
         self._deployment_state = DeploymentState(self._make_queue, load)
-        self._dispatcher = Dispatcher(admission, features or NoFeatureReader(), self._sink, self.metrics)
+        self._dispatcher = Dispatcher(
+            admission, features or NoFeatureReader(), self._sink, self.metrics, tracer
+        )
         self.dispatch = self._dispatcher.dispatch
         self.recognize = admission.recognize
         self.authenticate = self._dispatcher.authenticate

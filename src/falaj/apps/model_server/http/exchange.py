@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import Protocol
 
 from falaj.apps.model_server.http.responses import HttpResponse, error_response
+from falaj.apps.model_server.tracing.spans import RequestTrace
 from falaj.errors import InvalidInput, Unavailable
 from falaj.serving.runtime.batch_queue import QueuedRequest
 
@@ -28,7 +29,17 @@ class HttpExchange:
 
     __slots__ = (
         *("_chunks", "_headers", "_writer", "response", "began", "caller", "closes", "credential"),
-        *("cancelled", "holder", "is_authenticated", "method", "path", "size", "wants_continue", "queued"),
+        *(
+            "cancelled",
+            "holder",
+            "is_authenticated",
+            "method",
+            "path",
+            "size",
+            "wants_continue",
+            "queued",
+            "trace",
+        ),
     )
 
     def __init__(
@@ -58,6 +69,7 @@ class HttpExchange:
         self.began = time.perf_counter()
         self.response: HttpResponse | None = None
         self.queued: QueuedRequest | None = None
+        self.trace: RequestTrace | None = None
         self.cancelled = False
 
     def add(self, body: bytes) -> None:
@@ -86,6 +98,8 @@ class HttpExchange:
 
     def finish(self, response: HttpResponse) -> None:
         """Set the response; it is written after all earlier ones."""
+        if self.trace is not None:
+            self.trace.end(response.status)
         if not self.cancelled:
             if len(response.body) > LARGE_RESPONSE_BYTES and not self._writer.holds(self, len(response.body)):
                 response = error_response(_response_not_held(len(response.body)))

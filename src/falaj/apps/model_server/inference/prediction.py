@@ -27,6 +27,7 @@ from falaj.errors import FalajError, Internal, InvalidInput, NotFound, shorten
 from falaj.records.serving import ServedModel
 from falaj.serving.dependencies import FeatureReader, PredictedBatch, PredictedRequest
 from falaj.serving.runtime.batch_queue import BatchQueue
+from falaj.serving.runtime.metering import last_run_ns
 
 Array = npt.NDArray[Any]
 
@@ -78,6 +79,9 @@ class Prediction:
         return Prediction(self.exchange, queue, self.inputs, facts, self._responders, selection, self.notes)
 
     def render(self, outputs: Sequence[Array]) -> None:
+        if self.exchange.trace is not None:
+            self.exchange.trace.run = last_run_ns()
+            self.exchange.trace.version = self.queue.model.version
         encoder, _, next_id = self._responders[self.queue.model.version]
         self.name = ident = next_id()
         body, json_bytes = encoder.encode(
@@ -116,13 +120,18 @@ def prepare(exchange: HttpExchange, target: PathTarget, caller: str, features: F
     if join is None or has_model_input(request.inputs, queue.model):
         inputs, notes = queue.signature.take(request.inputs, read_values), b""
     else:
+        began = time.perf_counter_ns()
         joined = join_rows(request.inputs, join, queue.model.inputs[0], features, served.lookups)
+        if exchange.trace is not None:
+            exchange.trace.lookup = began, time.perf_counter_ns()
         inputs, notes = [joined.block], _lookup_notes(joined)
     if len(inputs) > 1 and queue.engine.cost.rows > 1:
         _rows_agree(inputs, queue.model)
     selection = target.responders[version].encoder.selection(request)
     request_facts = (served.endpoint.id or served.endpoint.name, request.id, caller)
     made = Prediction(exchange, queue, inputs, request_facts, target.responders, selection, notes)
+    if exchange.trace is not None:
+        exchange.trace.version, exchange.trace.prepared = version, time.perf_counter_ns()
     if served.fallback is not None and named is None:
         made.fallback = Fallback(
             served, lambda other: prepare(exchange, replace(target, version=other), caller, features)
