@@ -7,7 +7,7 @@ import json
 import os
 import socket
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -256,6 +256,9 @@ class KnownTokens:
         if endpoint == "forbidden":
             raise Denied("tester may not do that")
         self._known.add((credential, endpoint))
+
+    def permitted(self, credential: str, endpoints: Sequence[str]) -> Sequence[str]:
+        return [name for name in endpoints if name != "forbidden"]
 
 
 class RunningServer:

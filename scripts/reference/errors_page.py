@@ -117,6 +117,19 @@ REMEDIES: dict[str, Remedy] = {
         "Try again after `Retry-After`; `falaj status` and `falaj doctor` show what is down; "
         "install the extra that the message names.",
     ),
+    "serving.overloaded": Remedy(
+        "An endpoint gets more requests than its model can answer in time.",
+        "Send it again after `Retry-After`. To answer more: more instances, more rows a batch, a longer queue; "
+        "see [tuning](serving.md#tuning).",
+    ),
+    "serving.rate_limited": Remedy(
+        "The caller sends more requests a second than the endpoint or `serving.limits` allows to each caller.",
+        "Send it again after `Retry-After`, or ask the operator for a higher limit.",
+    ),
+    "serving.deadline": Remedy(
+        "A request with a time limit waited for longer than that.",
+        "Give it more time, or reduce the load; see [overload](serving.md#overload).",
+    ),
     "isolation.refused": Remedy(
         "No sandbox works here and the home has several users, or `isolation` asks for one that is not available.",
         "`falaj doctor` names what is missing; see [security](../explanation/security.md).",

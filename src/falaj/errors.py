@@ -19,6 +19,9 @@ FalajError
 ├── Fenced                  lease.lost           another controller has taken over
 ├── Interrupted             stream.interrupted   a stream ended early; resume from its cursor
 ├── Unavailable             service.unavailable  a backing service does not answer
+│   ├── Overloaded          serving.overloaded   more requests arrive than can be answered in time
+│   ├── RateLimited         serving.rate_limited the caller sends more requests than it may
+│   └── DeadlineExceeded    serving.deadline     the time that the request gave itself is over
 ├── IsolationRefused        isolation.refused    user code cannot be started safely here
 └── Internal                internal             a bug in Falaj; the details are in the log
 """
@@ -203,6 +206,24 @@ class Unavailable(FalajError):
     """A backing service does not answer, or a package is not installed."""
 
     code = "service.unavailable"
+
+
+class Overloaded(Unavailable):
+    """More requests arrive than can be answered in time; `retry_after_s` in the details says when to come back."""
+
+    code = "serving.overloaded"
+
+
+class RateLimited(Unavailable):
+    """The caller sends more requests than it may; `retry_after_s` in the details says when to come back."""
+
+    code = "serving.rate_limited"
+
+
+class DeadlineExceeded(Unavailable):
+    """The time that the request gave itself is over; it was not run."""
+
+    code = "serving.deadline"
 
 
 class IsolationRefused(FalajError):

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import secrets
 import shutil
 import socket
+import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,12 +18,16 @@ from typing import NamedTuple
 
 from falaj.assembly.home import Home
 from falaj.control.services import Services
-from falaj.errors import FalajError, Unavailable, rebuild
+from falaj.drivers.processes.replicas import ProcessReplicas
+from falaj.drivers.processes.replicas import sockets_needed as sockets_needed
+from falaj.errors import AlreadyExists, FalajError, NotFound, Unavailable, rebuild
 from falaj.governance import bootstrap, objects
 from falaj.governance.operations.caller import Caller
 from falaj.governance.operations.gate import Gate
+from falaj.ports.replicas import ReplicaDriver
 from falaj.records.features import OnlineRows
 from falaj.records.governance.identity import Role
+from falaj.records.governance.objects import StoredObject
 from falaj.records.names import ROOT, PrincipalId
 from falaj.records.serving import ServerLoad
 from falaj.serving.dependencies import LOAD_PATH, LoadVersion
@@ -29,7 +36,9 @@ LONGEST_SOCKET_PATH = 100
 """Bytes; the system takes little more."""
 ANSWER_S = 30.0
 LOAD_S = 5.0
-"""How long the model server may take to answer, and to tell what it does now."""
+"""How long the model server may take to answer, and to tell what it does now; older loads are of nobody."""
+LOADS = "model-loads"
+"""The folder of the home where replicas publish what they do."""
 
 
 class LocalModelServer:
@@ -49,12 +58,26 @@ class LocalModelServer:
     def wake(self) -> None:
         self._home.serving.touch(mode=0o600)
 
+    def restart(self) -> None:
+        """Ask the parent to replace all replicas, one after the other."""
+        draft = self._home.serving.with_suffix(".new")
+        draft.write_text(secrets.token_hex(8))
+        draft.chmod(0o600)
+        draft.rename(self._home.serving)
+
     def require_engine(self) -> None:
         if find_spec("onnxruntime") is None or find_spec("msgspec") is None:
             raise Unavailable("models cannot be served by this installation; pip install 'falaj[serve]'")
 
     def load(self) -> ServerLoad:
-        return ServerLoad.model_validate_json(self._ask("GET", LOAD_PATH, "", b"", within_s=LOAD_S))
+        """Return what the replica does that answers, with what the others have published in the last seconds."""
+        found = ServerLoad.model_validate_json(self._ask("GET", LOAD_PATH, "", b"", within_s=LOAD_S))
+        known = {each.replica for each in found.replicas}
+        others = [each for each in published_loads(self._home) if known.isdisjoint(_names(each))]
+        return ServerLoad(
+            replicas=(*found.replicas, *(each for other in others for each in other.replicas)),
+            versions=(*found.versions, *(each for other in others for each in other.versions)),
+        )
 
     def infer(self, path: str, caller: str, body: bytes) -> bytes:
         return self._ask("POST", path, caller, body, within_s=ANSWER_S)
@@ -73,6 +96,30 @@ class LocalModelServer:
         if answer.status_code != 200:
             raise _refusal(answer.json())
         return answer.content
+
+
+def publish_load(home: Home, load: ServerLoad) -> None:
+    """Publish what a replica does now, for those who reach another replica."""
+    folder = home.path / LOADS
+    folder.mkdir(mode=0o700, exist_ok=True)
+    for name in _names(load):
+        draft = folder / f"{name}.new"
+        draft.write_text(load.model_dump_json())
+        draft.rename(folder / f"{name}.json")
+
+
+def published_loads(home: Home) -> list[ServerLoad]:
+    """Return what replicas have published that run now."""
+    found = []
+    for path in sorted((home.path / LOADS).glob("*.json")):
+        with suppress(OSError, ValueError):
+            if time.time() - path.stat().st_mtime < LOAD_S:
+                found.append(ServerLoad.model_validate_json(path.read_bytes()))
+    return found
+
+
+def _names(load: ServerLoad) -> list[str]:
+    return [each.replica for each in load.replicas]
 
 
 def _refusal(response: dict[str, str]) -> FalajError:
@@ -119,16 +166,37 @@ def publish_local_socket(home: Home) -> Iterator[LocalListener]:
                     shutil.rmtree(folder)
 
 
+def local_secret(home: Home) -> str:
+    """Return the secret that clients of the local socket of `home` present."""
+    return str(json.loads(home.model_server.read_text())["secret"])
+
+
+def process_replicas(
+    home: Home, sockets: Mapping[str, Sequence[socket.socket]], *, output: int
+) -> ReplicaDriver:
+    """Return the driver that runs replicas of the model server of `home` as processes, which write to `output`."""
+    environment = os.environ | {"FALAJ_HOME": str(home.path), "FALAJ_CONFIG_DIR": str(home.config_dir)}
+    command = [sys.executable, "-m", "falaj.apps.model_server"]
+    return ProcessReplicas(command, sockets=sockets, environment=environment, output=output)
+
+
 def service_caller(gate: Gate, name: str, role: Role) -> Caller:
     """Return the platform's own service account `name`; create it, with role and audit entry, if missing."""
-    with gate.database.read() as tx:
-        account = objects.by_name(tx, workspace=ROOT, kind="service", name=name)
+    account = _account(gate, name)
     if account is None:
-        with gate.database.write() as plain:
+        with suppress(AlreadyExists), gate.database.write() as plain:  # by another replica, just now
             tx = gate.audit.recording(plain)
-            account = bootstrap.create_service_account(tx, name, role, now=gate.clock())
+            bootstrap.create_service_account(tx, name, role, now=gate.clock())
             bootstrap.record_service_account(tx, gate.audit, name=name, now=gate.clock())
+        account = _account(gate, name)
+    if account is None:
+        raise NotFound(f"there is no service account {name!r}")
     return Caller(PrincipalId(account.id), account.name, "service", "local")
+
+
+def _account(gate: Gate, name: str) -> StoredObject | None:
+    with gate.database.read() as tx:
+        return objects.by_name(tx, workspace=ROOT, kind="service", name=name)
 
 
 def version_opener(services: Services) -> LoadVersion:

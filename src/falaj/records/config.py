@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from collections.abc import Sequence
 from datetime import timedelta
 from ipaddress import IPv4Network, IPv6Network
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
+from falaj.records.control.replicas import ReplicaConfig
 from falaj.records.durations import read_duration
 from falaj.records.governance.residency import UNKNOWN
 from falaj.records.names import Jurisdiction, Name, TextRule
@@ -83,6 +86,23 @@ class TracingConfig(Record):
     """Share of the requests without a `traceparent` that are traced; one with a `traceparent` decides itself."""
 
 
+Origin = Annotated[
+    str,
+    TextRule(
+        r"\*|https?://([a-z0-9]([a-z0-9.-]*[a-z0-9])?|\[[0-9a-f:.]+\])(:[0-9]{1,5})?",
+        "an origin is like https://app.example.org or http://localhost:3000, without a path; * is any",
+        limit=300,
+    ),
+]
+
+
+class CorsConfig(Record):
+    """The sites whose scripts may call the model server from a browser. Cookies are never used."""
+
+    origins: Annotated[tuple[Origin, ...], Field(max_length=100)] = ()
+    """Like `["https://app.example.org"]`; `["*"]` stands for every site. The scripts need a token all the same."""
+
+
 class ServingConfig(Record):
     """The model server: its address, and how often it stores predictions. By default it uses the TLS of the API.
 
@@ -98,7 +118,7 @@ class ServingConfig(Record):
     log_every: Annotated[timedelta, Field(ge=timedelta(milliseconds=100), le=timedelta(minutes=5))] = (
         timedelta(seconds=5)
     )
-    """How often predictions, counts and sketches are stored; kill -9 loses that much."""
+    """How often predictions, counts and sketches are stored; kill -9 of the process of the log loses that much."""
     predictions: Literal["log", "forget"] = "log"
     """forget: answers are counted only; no log, no labels, no drift."""
     isolation: ModelIsolation = "auto"
@@ -107,6 +127,15 @@ class ServingConfig(Record):
     model_memory: Annotated[int, BeforeValidator(_size), Field(ge=1 << 26)] = 1 << 30
     """Memory for runs, like 2GiB: of each model in a process of its own, and of all others together."""
     tracing: TracingConfig = TracingConfig()
+    max_body: Annotated[int, BeforeValidator(_size), Field(ge=1 << 16, le=1 << 32)] = 1 << 24
+    """Largest body of a request, like 64MiB, also after decompression. All unanswered requests together may take 256
+    MiB, or four times this if that is more."""
+    public_readiness: bool = False
+    """Whether `GET /v2/models/NAME/ready` needs no token; then anybody can find out which names are served."""
+    cors: CorsConfig = CorsConfig()
+    """Scripts of other sites, see [serving](serving.md#browsers)."""
+    replicas: ReplicaConfig = ReplicaConfig()
+    """How many processes of the model server share its port; see [serving](serving.md#replicas)."""
 
 
 class MetadataConfig(Record):
@@ -631,6 +660,21 @@ class EgressConfig(Record):
     """PEM file with certificates of further authorities, for hosts of your own."""
 
 
+def _is_allowed(url: str, allow: Sequence[str]) -> bool:
+    """Tell whether the host of a URL is listed; the address that it leads to is checked with every request."""
+    target = urlsplit(url)
+    host = (target.hostname or "").rstrip(".")
+    port = target.port or (443 if target.scheme == "https" else 80)
+    rules = [rule for rule in map(read_egress_host, allow) if rule.port in (None, port)]
+    if any(rule.host == host and rule.network is None for rule in rules):
+        return True
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return any(rule.network is not None and address in rule.network for rule in rules)
+
+
 class Config(Record):
     """The whole of falaj.toml."""
 
@@ -657,6 +701,16 @@ class Config(Record):
     egress: EgressConfig = EgressConfig()
     kubernetes: KubernetesConfig | None = None
     """The Kubernetes cluster of this platform; see [Kubernetes](kubernetes.md)."""
+
+    @model_validator(mode="after")
+    def _traces_may_leave(self) -> Config:
+        url = self.serving.tracing.endpoint
+        if url is not None and not _is_allowed(url, self.egress.allow):
+            host = urlsplit(url).netloc.rpartition("@")[2]
+            raise ValueError(
+                f'serving.tracing.endpoint: {host} is not in egress.allow; fix: [egress] allow = ["{host}"]'
+            )
+        return self
 
     @property
     def tls_of_serving(self) -> Tls | None:

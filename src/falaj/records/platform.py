@@ -41,3 +41,5 @@ class PlatformStatus(Record):
     """The URL of the model server; none until something is deployed."""
     models_problem: str | None = None
     """What keeps the model server from serving."""
+    replicas: str | None = None
+    """How many replicas of the model server are ready, and why as many are wanted."""

@@ -36,6 +36,7 @@ class Datatype(StrEnum):
     INT32 = "INT32"
     INT64 = "INT64"
     FP16 = "FP16"
+    BF16 = "BF16"
     FP32 = "FP32"
     FP64 = "FP64"
     BYTES = "BYTES"
@@ -385,7 +386,7 @@ class VersionLoad(Record):
     waiting: int
 
 
-class ReplicaLoad(Record):
+class ProcessLoad(Record):
     """A process of the model server. `clock_s` and `cpu_s` grow: divide by their differences to get rates."""
 
     replica: str
@@ -399,7 +400,7 @@ class ReplicaLoad(Record):
 class ServerLoad(Record):
     """What the model server does now, in counts that grow; two of them show the rates between."""
 
-    replicas: tuple[ReplicaLoad, ...]
+    replicas: tuple[ProcessLoad, ...]
     versions: tuple[VersionLoad, ...]
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from falaj.errors import Unavailable
 from falaj.governance.operations.call import Call
@@ -119,6 +119,10 @@ class Admission(Protocol):
         """Make and cache the decision. Raise Unauthenticated or Denied. Runs in a thread."""
         ...
 
+    def permitted(self, credential: str, endpoints: Sequence[str]) -> Sequence[str]:
+        """Return those of `endpoints` that the caller may call. Raise Unauthenticated. Runs in a thread."""
+        ...
+
 
 class AuthenticationFailures(Protocol):
     """Counts failed authentications for the audit log."""
@@ -166,6 +170,15 @@ class PredictionSink(Protocol):
 
     def add(self, batch: PredictedBatch) -> None:
         """Store or queue the batch without blocking. Called on the event loop after the responses are written."""
+        ...
+
+
+@runtime_checkable
+class DurableSink(Protocol):
+    """A sink that tells when a prediction is on disk."""
+
+    def when_stored(self, prediction: str, done: Callable[[bool], None]) -> None:
+        """Call `done` once the prediction is on disk, with true; with false if it will not be, or not soon."""
         ...
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from math import isfinite
 from typing import Annotated, Any
 
 from pydantic import AwareDatetime, Field
@@ -449,5 +450,7 @@ def _request_inference(
     )
 
 
-def _output(*, parameters: Mapping[str, int] | None = None, **fields: Any) -> InferOutput:
-    return InferOutput(**fields, not_finite=(parameters or {}).get("not_finite", 0))
+def _output(*, data: list[Any], parameters: object = None, **fields: Any) -> InferOutput:
+    """Return an output tensor; what is not finite becomes null, which is all that strict JSON has for it."""
+    shown = [None if isinstance(value, float) and not isfinite(value) else value for value in data]
+    return InferOutput(**fields, data=shown, not_finite=shown.count(None))

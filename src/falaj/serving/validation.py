@@ -20,7 +20,7 @@ from falaj.serving.dependencies import LoadVersion, LoadView
 from falaj.serving.lookups import require_lookup_fits_version
 
 NUMERIC = frozenset({ColumnType.INTEGER, ColumnType.FLOAT, ColumnType.BOOLEAN})
-RESERVED = frozenset({"infer", "ready", "versions"})
+RESERVED = frozenset({"config", "index", "infer", "load", "ready", "stats", "unload", "versions"})
 """Words of the protocol's paths, which no endpoint may be named."""
 
 

@@ -299,6 +299,7 @@ class StubEngine:
 class StubRequest:
     def __init__(self, array: Any) -> None:
         self.inputs, self.cancelled = [array], False
+        self.caller, self.priority, self.deadline = "vera", 0, None
         self.done = asyncio.Event()
 
     def render(self, outputs: Sequence[Any]) -> None: ...

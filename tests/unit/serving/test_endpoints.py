@@ -73,6 +73,9 @@ class Caller:
     def get(self, path: str) -> Any:
         return self._http.get(path).json()
 
+    def post(self, path: str) -> httpx.Response:
+        return self._http.post(path)
+
     def close(self) -> None:
         self._http.close()
 
@@ -828,3 +831,21 @@ def test_concurrent_reports_are_observed_once_each_on_both_databases(
 
         assert [each.number for each in found] == list(range(1, 21))
         assert sorted(each.requests[0].requests for each in found) == list(range(1, 21))
+
+
+def test_the_index_lists_what_the_gate_lets_the_caller_infer(
+    platform: OwnPlatform, caller: Caller, url: str
+) -> None:
+    platform.endpoints.deploy("listed", model="m@1")
+    caller.until("listed", "1")
+    secret = platform.tokens.issue(purpose="test", actions=("platform.status",)).secret
+    bare = Caller(url, secret)
+
+    index = caller.post("/v2/repository/index").json()
+    other = bare.post("/v2/repository/index")
+    denied = bare.post("/v2/repository/models/listed/load")
+    bare.close()
+
+    assert "listed" in {each["name"] for each in index}
+    assert (other.status_code, other.json()) == (200, [])
+    assert (denied.status_code, "falaj endpoints deploy" in denied.json()["error"]) == (404, True)

@@ -55,7 +55,7 @@ def test_health_and_metadata(client: triton.InferenceServerClient) -> None:
     assert client.is_server_ready()
     assert client.is_model_ready("m", headers=headers())
     assert client.is_model_ready("ab", "2", headers=headers())
-    assert client.get_server_metadata(headers=headers())["extensions"] == ["binary_tensor_data"]
+    assert client.get_server_metadata(headers=headers())["extensions"][0] == "binary_tensor_data"
     about = client.get_model_metadata("ab", headers=headers())
     assert about["versions"] == ["1", "2"]
     assert about["inputs"] == [{"name": "x", "datatype": "FP32", "shape": [-1, 2]}]

@@ -141,7 +141,7 @@ BAD = {
     x([])[:-4] + b"[" * 100_000: "not an inference request",
     x([])[:-4] + b"[" * 499 + b"]" * 500 + b"}]}": "nested lists that do not match the shape",
     x([1e300, 0]): "too large",
-    x([], shape=[0, 2]): "given shape [0, 2]",
+    x([], shape=[2, 0]): "given shape [2, 0]",
     x([1, 2], shape=[-1, 2]): "given shape [-1, 2]",
     x([1, 2], shape=[2**62, 2]): "2 values, where the shape needs",
     x([1, 2], datatype="FLOAT"): "given datatype FLOAT, allowed FP32",
@@ -327,10 +327,8 @@ def test_the_answer_says_which_feature_of_which_row_is_missing(client: RawClient
     ]
     assert found["parameters"]["missing_rows"] == 2
     assert found["parameters"]["prediction"].startswith("looked-")
-    assert (found["outputs"][0]["data"], found["outputs"][0]["parameters"]) == (
-        [5.0, None, None],
-        {"not_finite": 2},
-    )
+    assert b'"data":[5.0,NaN,NaN]' in answer
+    assert "parameters" not in found["outputs"][0]
 
 
 def test_of_many_missing_rows_the_first_are_listed_and_all_are_counted(client: RawClient) -> None:

@@ -22,7 +22,6 @@ from falaj.apps.model_server.process import trace_exporter
 from falaj.apps.model_server.tracing import export
 from falaj.apps.model_server.tracing.export import TraceExporter, encode_traces
 from falaj.apps.model_server.tracing.spans import FinishedTrace, Tracer, TraceSpan, read_traceparent
-from falaj.errors import InvalidInput
 from falaj.ports.egress import DeliveryFailed
 from falaj.records.config import Config
 from falaj.records.features import OnlineRow, OnlineRows
@@ -82,6 +81,21 @@ def test_a_request_has_spans_of_queue_model_and_response(tmp_path: Path) -> None
     moments = [trace.began, *(moment for part in trace.parts for moment in (part.began, part.ended))]
     assert moments == sorted(moments)
     assert moments[-1] == trace.ended
+
+
+def test_requests_that_repeat_a_head_or_run_as_one_batch_have_all_spans(tmp_path: Path) -> None:
+    with traced(tmp_path, share=1) as (client, collector):
+        for _ in range(3):
+            client.ask(request(body=body()))
+        client.send(request(body=body()) * 4)
+        answers = [client.answer()[0] for _ in range(4)]
+
+    assert answers == [200] * 4
+    assert len(collector.traces) == 7
+    for trace in collector.traces:
+        moments = [trace.began, *(moment for part in trace.parts for moment in (part.began, part.ended))]
+        assert [part.name for part in trace.parts] == ["queue", "model", "response"]
+        assert (trace.version, moments) == ("1", sorted(moments))
 
 
 def test_a_lookup_is_a_span(tmp_path: Path) -> None:
@@ -239,5 +253,7 @@ def test_traces_are_sent_where_the_operator_says() -> None:
 
 def test_nothing_is_sent_unless_it_is_configured_and_allowed() -> None:
     assert trace_exporter(Config()) is None
-    with pytest.raises(InvalidInput, match=r"egress\.allow"):
-        trace_exporter(config("https://otel.example.com/v1/traces", "other.example.com"))
+    for url in ("https://otel.example.com/v1/traces", "http://127.0.0.1:4318/v1/traces"):
+        with pytest.raises(ValueError, match=r"serving.tracing.endpoint: .* is not in egress\.allow"):
+            config(url, "other.example.com", "10.0.0.0/8", "127.0.0.1:9999")
+    assert config("https://otel.example.com:4318/x", "otel.example.com").serving.tracing.endpoint

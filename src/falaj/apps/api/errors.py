@@ -24,6 +24,8 @@ STATUS: dict[type[FalajError], int] = {
     errors.HomeBusy: 409,
     errors.Fenced: 409,
     errors.Interrupted: 409,
+    errors.RateLimited: 429,
+    errors.DeadlineExceeded: 504,
     errors.Unavailable: 503,
     errors.IsolationRefused: 409,
     errors.Internal: 500,

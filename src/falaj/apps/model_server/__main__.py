@@ -7,53 +7,58 @@ import sys
 from functools import partial
 
 from falaj.apps.logs import log_to
+from falaj.apps.model_server.platform.log_channel import StartLog
+from falaj.apps.model_server.platform.log_process import log_in_process
 from falaj.apps.model_server.process import (
-    announce,
     run,
     serve,
-    trace_exporter,
+    serve_replica,
     tune_interpreter,
     wait_for_stop,
 )
+from falaj.apps.model_server.replica import read_facts
 from falaj.apps.model_server.server import listen
 from falaj.apps.ports import listen_on
-from falaj.assembly.home import open_home
+from falaj.assembly.home import Home, open_home
 from falaj.assembly.model_server import publish_local_socket
-from falaj.assembly.platform import assemble
-from falaj.errors import FalajError
+from falaj.assembly.platform import LocalPlatform, assemble
 
 
 def main() -> None:
-    """Serve on the bind address and port given as arguments by the parent."""
+    """Serve as a replica of `falaj up`, or alone on the bind address and port given as arguments."""
     os.umask(0o077)
+    facts = read_facts()
     home = open_home()
-    log_to(home.logs / "models.jsonl")
-    bind, port = sys.argv[1], sys.argv[2]
+    first = facts is None or facts.name == "1"
+    log_to(home.logs / ("models.jsonl" if facts is None or first else f"models-{facts.name}.jsonl"))
     platform = assemble(home)
     try:
-        try:
-            listener = listen_on(port, partial(listen, bind, tls=platform.config.tls_of_serving))
-        except OSError as error:
-            problem = (
-                f"the model server cannot listen on {bind}:{port.rstrip('+')} ({error.strerror}); set serving.port in "
-                "falaj.toml to a free port, or to 0, and restart the platform"
-            )
-            sys.exit(1 if announce(problem=problem) else problem)
-        try:
-            trace_exporter(platform.config)
-        except FalajError as error:
-            problem = f"serving.tracing.endpoint in falaj.toml is not allowed: {error}"
-            sys.exit(1 if announce(problem=problem) else problem)
-        with publish_local_socket(home) as inner:
-            run(lambda: serve(platform, listener, inner, ready=_on_ready, until=wait_for_stop))
+        log = log_in_process({**os.environ, "FALAJ_HOME": str(home.path)})
+        if facts is not None:
+            run(lambda: serve_replica(platform, facts, start_log=log))
+        else:
+            _serve_alone(home, platform, log, bind=sys.argv[1], port=sys.argv[2])
     finally:
         platform.close()
     os._exit(0)  # everything is flushed; skips noisy teardown warnings of datasketches
 
 
-def _on_ready(url: str) -> None:
-    tune_interpreter()
-    announce(url=url)
+def _serve_alone(home: Home, platform: LocalPlatform, log: StartLog, *, bind: str, port: str) -> None:
+    try:
+        listener = listen_on(port, partial(listen, bind, tls=platform.config.tls_of_serving))
+    except OSError as error:
+        sys.exit(f"the model server cannot listen on {bind}:{port.rstrip('+')} ({error.strerror})")
+    with publish_local_socket(home) as inner:
+        run(
+            lambda: serve(
+                platform,
+                listener,
+                inner,
+                ready=lambda _: tune_interpreter(),
+                until=wait_for_stop,
+                start_log=log,
+            )
+        )
 
 
 if __name__ == "__main__":

@@ -18,21 +18,18 @@ from falaj.apps.byte_shares import ByteShares
 from falaj.apps.model_server import triton_metrics
 from falaj.apps.model_server.triton_metrics import ModelTotals
 from falaj.records.names import ObjectId
-from falaj.records.serving import ReplicaLoad, ServerLoad, VersionLoad
+from falaj.records.serving import ProcessLoad, ServerLoad, VersionLoad
 from falaj.serving.deployment_state import ServedEndpoint
 from falaj.serving.lookups import AGES_S
 from falaj.serving.runtime.batch_queue import BatchQueue
 from falaj.serving.runtime.metering import MeteredEngine
 from falaj.serving.scores import BOUNDS_S
 
-REPLICA = os.environ.get("FALAJ_REPLICA", "0")
-"""Which of the replicas this process is."""
-
 
 class VersionMetrics:
     """Counts of one version of an endpoint."""
 
-    __slots__ = ("buckets", "fallbacks", "rows", "seconds", "statuses")
+    __slots__ = ("buckets", "failed_rows", "failed_seconds", "fallbacks", "rows", "seconds", "statuses")
 
     def __init__(self) -> None:
         self.statuses: Counter[int] = Counter()
@@ -41,10 +38,16 @@ class VersionMetrics:
         self.rows = 0
         self.buckets = [0] * (len(BOUNDS_S) + 1)
         self.seconds = 0.0
+        self.failed_seconds = 0.0
+        self.failed_rows = 0
+        """The parts of `seconds` and `rows` of requests that failed."""
 
     def count(self, status: int, seconds: float, *, rows: int = 0) -> None:
         self.statuses[status] += 1
         self.rows += rows
+        if status != 200:
+            self.failed_seconds += seconds
+            self.failed_rows += rows
         self.buckets[bisect_left(BOUNDS_S, seconds)] += 1
         self.seconds += seconds
 
@@ -54,6 +57,8 @@ class ServerMetrics:
 
     def __init__(self, shares: ByteShares) -> None:
         self._shares = shares
+        self.replica = "0"
+        """Which of the replicas this process is."""
         self._versions: dict[tuple[str, str], VersionMetrics] = {}
         self.served: Mapping[str, ServedEndpoint] = {}
         self.meters: WeakKeyDictionary[BatchQueue, MeteredEngine] = WeakKeyDictionary()
@@ -82,7 +87,9 @@ class ServerMetrics:
 
     def render(self) -> bytes:
         """Return all metrics as text: ours, and those that Triton has under the names that it gives them."""
-        return generate_latest(self._registry) + triton_metrics.render(self.model_totals(), replica=REPLICA)
+        return generate_latest(self._registry) + triton_metrics.render(
+            self.model_totals(), replica=self.replica
+        )
 
     def load(self) -> ServerLoad:
         """Return what the server does now, for `endpoints.load`."""
@@ -91,7 +98,7 @@ class ServerMetrics:
                 endpoint=ObjectId(served.endpoint.id or name),
                 name=name,
                 version=version,
-                replica=REPLICA,
+                replica=self.replica,
                 requests=sum(known.statuses.values()),
                 errors=sum(known.statuses.values()) - known.statuses[200],
                 rows=known.rows,
@@ -104,8 +111,8 @@ class ServerMetrics:
             for version, queue in served.queues.items()
             for known in [self.of_version(name, version)]
         ]
-        replica = ReplicaLoad(
-            replica=REPLICA,
+        replica = ProcessLoad(
+            replica=self.replica,
             pid=os.getpid(),
             clock_s=time.perf_counter(),
             cpu_s=time.process_time(),

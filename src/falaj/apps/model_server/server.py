@@ -13,13 +13,15 @@ from typing import Any, cast
 import numpy.typing as npt
 
 from falaj.apps.byte_shares import ByteShares
-from falaj.apps.model_server.http.connection import Connection
+from falaj.apps.model_server.http.access import HttpAccess
+from falaj.apps.model_server.http.connection import Connection, ServerConnection
 from falaj.apps.model_server.inference.dispatch import Dispatcher
 from falaj.apps.model_server.inference.prediction import Prediction, predicted_batch
 from falaj.apps.model_server.inference.shadow import ShadowRunner
 from falaj.apps.model_server.limits import ServerLimits
 from falaj.apps.model_server.metrics import ServerMetrics
 from falaj.apps.model_server.tracing.spans import Tracer
+from falaj.apps.socket_listener import SocketListener
 from falaj.apps.tls_listener import TlsListener
 from falaj.errors import FalajError
 from falaj.records.config import ServerConfig, Tls
@@ -56,55 +58,82 @@ class ModelServer:
         features: FeatureReader | None = None,
         sink: PredictionSink | None = None,
         limits: ServerLimits | None = None,
+        access: HttpAccess | None = None,
         failures: AuthenticationFailures | None = None,
         load: Callable[[ServedFile], ModelEngine] = load_file,
         tracer: Tracer | None = None,
     ) -> None:
         self.limits = limits or ServerLimits()
+        self.access = access or HttpAccess()
         self.shares = ByteShares(self.limits.held_bytes)
         self.metrics = ServerMetrics(self.shares)
-        self.connections: set[Connection] = set()
-        self.strangers: dict[Connection, None] = {}
-        self.callers: dict[str, dict[Connection, None]] = {}
+        self.connections: set[ServerConnection] = set()
+        self.strangers: dict[ServerConnection, None] = {}
+        self.callers: dict[str, dict[ServerConnection, None]] = {}
         self.stopping = False
         self._loop = asyncio.get_running_loop()
         self.now = self._loop.time()
         self._sink: PredictionSink = sink or NoPredictionSink()
         self._is_logging = not isinstance(self._sink, NoPredictionSink)
-        self._pool = ThreadPoolExecutor(self.limits.threads, thread_name_prefix="model")
         self.shadows = ShadowRunner(self._sink, self.metrics.shadow_outcomes)
         self._deployment_state = DeploymentState(self._make_queue, load)
         self._dispatcher = Dispatcher(
-            admission, features or NoFeatureReader(), self._sink, self.metrics, tracer
+            admission, features or NoFeatureReader(), self._sink, self.metrics, self.limits, tracer
         )
         self.dispatch = self._dispatcher.dispatch
+        self.compress = self._dispatcher.compress
         self.recognize = admission.recognize
         self.authenticate = self._dispatcher.authenticate
         self.authentication_failed = partial(
             (failures or NoAuthenticationFailures()).add, interface="model-server"
         )
-        self._listening: list[asyncio.Server | TlsListener] = []
+        self._listening: list[SocketListener | TlsListener] = []
         self._sweeping: asyncio.TimerHandle | None = None
 
     async def start(self, listener: socket.socket, *, tls: Tls | None = None) -> None:
         """Accept connections on `listener`; ready once a deployment is applied."""
-        make = partial(Connection, self)
-        if tls is None:
-            self._listening.append(await self._loop.create_server(make, sock=listener, backlog=BACKLOG))
-        else:
-            listener.listen(BACKLOG)
-            tls_listener = TlsListener(listener, tls, make)
-            tls_listener.start()
-            self._listening.append(tls_listener)
-        self._sweep()
+        self.accept(listener, tls=tls)
 
     async def start_internal(self, listener: socket.socket, *, secret: str) -> None:
         """Accept connections of other platform processes on `listener`; they present `secret`, and name the caller."""
-        self._listening.append(
-            await self._loop.create_unix_server(
-                lambda: Connection(self, internal=secret.encode()), sock=listener
-            )
-        )
+        self.accept_internal(listener, secret=secret)
+
+    def accept(self, listener: socket.socket, *, tls: Tls | None = None) -> SocketListener | TlsListener:
+        """Accept connections on `listener` until what is returned is released."""
+        return self._accept(listener, partial(Connection, self), tls)
+
+    def accept_internal(self, listener: socket.socket, *, secret: str) -> SocketListener | TlsListener:
+        """Accept connections of other platform processes until what is returned is released."""
+        return self._accept(listener, partial(Connection, self, internal=secret.encode()), None)
+
+    def _accept(
+        self, listener: socket.socket, make: Callable[[], asyncio.Protocol], tls: Tls | None
+    ) -> SocketListener | TlsListener:
+        if self._sweeping is None:
+            self._sweep()
+        made = SocketListener(listener, make) if tls is None else TlsListener(listener, tls, make)
+        made.start()
+        self._listening.append(made)
+        return made
+
+    @property
+    def in_flight(self) -> int:
+        """Return the number of requests that are not answered yet."""
+        return sum(connection.pending for connection in self.connections)
+
+    def release_connections(self) -> None:
+        """Close each connection after its next response: its client connects again, maybe to another replica."""
+        for connection in self.connections:
+            connection.close_after_response()
+
+    async def drain(self, grace_s: float) -> None:
+        """Answer, and close each connection after its next response; return when all are, or after `grace_s`."""
+        self.stopping = True
+        until = self._loop.time() + grace_s
+        while self._loop.time() < until and (
+            self.connections or any(each.opening for each in self._listening)
+        ):
+            await asyncio.sleep(0.01)
 
     async def prepare(self, file: ServedFile, endpoint: Endpoint) -> None:
         """Load a model before the deployment that serves it for `endpoint`. Raise if it cannot be served."""
@@ -139,7 +168,6 @@ class ModelServer:
         self._dispatcher.close()
         self.shadows.stop()
         self._deployment_state.close()
-        self._pool.shutdown(wait=False, cancel_futures=True)
         await asyncio.sleep(0)  # lets aborted connections report their loss
 
     def _sweep(self) -> None:
@@ -153,11 +181,11 @@ class ModelServer:
         self._sweeping = self._loop.call_later(self.limits.sweep_s, self._sweep)
 
     def _make_queue(self, engine: ModelEngine) -> BatchQueue:
-        pool = self._pool if engine.in_process else ThreadPoolExecutor(self.limits.threads)
         metered = MeteredEngine(engine)
+        # each has threads of its own: a model whose runs take long keeps no other from running
         queue = BatchQueue(
             metered,
-            pool=pool,
+            pool=ThreadPoolExecutor(self.limits.threads, thread_name_prefix="model"),
             threads=self.limits.threads,
             answered=self._record_batch,
             most_waiting=self.limits.waiting,

@@ -5,28 +5,27 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from functools import partial
-from itertools import islice
 from math import prod
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
-from falaj.errors import FalajError, InvalidInput, Unavailable
+from falaj.errors import DeadlineExceeded, FalajError, InvalidInput, Overloaded, Unavailable
 from falaj.records.serving import DYNAMIC, Datatype, Tensor
 from falaj.serving.runtime.engine import LONGEST_S, QUICK_S, ModelEngine
 from falaj.serving.runtime.probe import DYNAMIC_SIZE
+from falaj.serving.runtime.queue_limit import QueueLimit
+from falaj.serving.runtime.waiting_requests import Waiting, WaitingRequests
 from falaj.serving.signatures import Signature
 
 Array = npt.NDArray[Any]
 
-MAX_QUEUE_S = 2.0
-"""Work beyond what can be done in this time is rejected instead of queued."""
-MIN_CAPACITY, MAX_CAPACITY = 16, 4096
+MAX_WAITING = 4096
+"""Requests that may wait for one model version, however quick it is."""
 MAX_INLINE_S = 0.25
 """A model that has blocked the event loop for longer never runs there again."""
 INLINE_CHARACTERS = 8192
@@ -41,12 +40,26 @@ class QueuedRequest(Protocol):
     inputs: Sequence[Array]
     cancelled: bool
     """The client no longer waits for the response."""
+    caller: str
+    """Callers take turns when requests have to wait."""
+    priority: int
+    """Lower numbers run first. 0 is the default, and stands for 1."""
+    deadline: float | None
+    """Event loop time after which the request is answered with an error and not run; None: no such time."""
 
     def render(self, outputs: Sequence[Array]) -> None:
         """Encode the response; may run in a thread."""
 
     def complete(self, error: FalajError | None) -> None:
         """Send the response or the error; runs on the event loop."""
+
+
+@runtime_checkable
+class BatchRenderer(Protocol):
+    """A request that can encode the responses of a whole batch, whose first request it is."""
+
+    def render_batch(self, batch: Sequence[Any], outputs: Sequence[Array]) -> bool:
+        """Encode all responses at once; false if each must be rendered. May run in a thread."""
 
 
 class OnBatchAnswered(Protocol):
@@ -77,12 +90,20 @@ class BatchQueue:
         threads: int,
         answered: OnBatchAnswered | None = None,
         most_waiting: int | None = None,
+        max_queue_s: float | None = None,
+        batch_delay_s: float = 0.0,
+        timeout_s: float = LONGEST_S,
     ) -> None:
+        """`threads` run at a time; a batch that is not full waits `batch_delay_s` for more requests."""
         self.engine = engine
         self.model = engine.model
         self.signature = Signature(engine.model)
         self.batches = 0
         self.rows = 0
+        self.refused = 0
+        """Requests that were refused because of too many others."""
+        self.expired = 0
+        """Requests whose deadline had passed before they could run."""
         self._loop = asyncio.get_running_loop()
         self._pool = pool
         self._answered = answered
@@ -96,43 +117,148 @@ class BatchQueue:
             and not self._has_texts
         )
         """A request chooses the rows of one input, and nothing else: the usual case, checked the fastest."""
-        parallel = 1 if engine.cost.inline else threads
-        affordable = int(MAX_QUEUE_S * parallel / max(engine.cost.seconds, 1e-6))
-        self._capacity = most_waiting or min(max(affordable, MIN_CAPACITY), MAX_CAPACITY)
-        self._waiting: deque[QueuedRequest] = deque()
+        self._delay_s = batch_delay_s
+        self._timeout_s = timeout_s
+        self._limit = QueueLimit(
+            run_s=engine.cost.seconds,
+            instances=1 if engine.cost.inline else threads,
+            max_queue_s=max_queue_s,
+            now=self._loop.time(),
+        )
+        self._row_work_s = engine.cost.of_request(1)
+        self._capacity = most_waiting or MAX_WAITING
+        self._waiting: WaitingRequests[QueuedRequest] = WaitingRequests()
         self._scheduled = False
+        self._delayed: asyncio.TimerHandle | None = None
+        self._check: asyncio.TimerHandle | None = None
 
     @property
     def waiting(self) -> int:
         return len(self._waiting)
 
+    @property
+    def is_overloaded(self) -> bool:
+        return self._limit.is_overloaded
+
     def submit(self, request: QueuedRequest) -> None:
-        """Queue `request` for the next batch. Raise Unavailable if the queue is full."""
-        if len(self._waiting) >= self._capacity:
-            raise Unavailable(
-                f"{self.model.name}@{self.model.version} has {self._capacity} queued requests; try again later"
-            )
-        self._waiting.append(request)
+        """Queue `request` for the next batch. Raise Overloaded if it would have to wait for too long."""
+        waiting, first = self._waiting, request.inputs[0]
+        rows = len(first) if first.ndim else 1
+        work_s = self._row_work_s if rows == 1 else self.engine.cost.of_request(rows)
+        if waiting.work_s > self._limit.work_s or len(waiting) >= self._capacity:
+            self._require_place(request, work_s)
+        waiting.add(Waiting(request, rows, work_s, self._loop.time()))
         if not self._scheduled:
             self._scheduled = True
             self._loop.call_soon(self._run_waiting)
 
     def close(self) -> None:
-        """End the process of the model, if it has one; what still runs there fails."""
+        """End the threads and the process of the model, if it has one; what still runs there fails."""
+        for timer in (self._check, self._delayed):
+            if timer is not None:
+                timer.cancel()
+        self._pool.shutdown(wait=False, cancel_futures=True)
         self.engine.close()
+
+    def _require_place(self, request: QueuedRequest, work_s: float) -> None:
+        """Raise Overloaded, unless the caller has used less than its share of the queue."""
+        now = self._loop.time()
+        self._limit.judge(self._waiting.work_s, now)
+        before_s = self._waiting.work_before(request)
+        if before_s <= self._limit.work_s and len(self._waiting) < self._capacity:
+            return
+        self._limit.refused(work_s, now)
+        self.refused += 1
+        raise self._overloaded(before_s)
+
+    def _overloaded(self, before_s: float) -> Overloaded:
+        return Overloaded(
+            f"{self.model.name}@{self.model.version} is overloaded: {len(self._waiting)} requests wait for it, for "
+            f"{self._limit.expected_s(before_s):.3g} s; try again later",
+            details={"retry_after_s": self._limit.retry_after_s(before_s)},
+        )
 
     def _run_waiting(self) -> None:
         self._scheduled = False
-        while batch := self._next():
-            if self._inline_rows and self._is_quick(batch):
-                self._run_inline(batch)
-            elif self._free_threads:
-                self._free_threads -= 1
-                future = self._pool.submit(_attempt, self.engine, batch, LONGEST_S)
-                future.add_done_callback(partial(self._returned, batch))
-            else:
-                self._waiting.extendleft(reversed(batch))
+        while self._waiting:
+            if not self._free_threads and not self._inline_rows:
+                break
+            if self._delay_s and (left_s := self._left_s()) > 0:
+                self._delayed = self._delayed or self._loop.call_later(left_s, self._run_delayed)
                 return
+            batch = self._next()
+            if not batch:
+                return
+            rows = sum(waiting.rows for waiting in batch)
+            requests = [waiting.request for waiting in batch]
+            if self._inline_rows and self._is_quick(requests):
+                self._run_inline(requests)
+            elif self._free_threads:
+                self._start(batch, requests, rows)
+            else:
+                self._waiting.put_back(batch)
+                break
+        if self._waiting and self._check is None:
+            self._check = self._loop.call_later(self._limit.interval_s, self._check_waiting)
+
+    def _run_delayed(self) -> None:
+        self._delayed = None
+        self._run_waiting()
+
+    def _start(self, batch: Sequence[Waiting[QueuedRequest]], requests: Batch, rows: int) -> None:
+        """Run a batch in a thread."""
+        self._free_threads -= 1
+        began = self._loop.time()
+        work_s, expected_s = sum(waiting.work_s for waiting in batch), self.engine.cost.of_run(rows)
+        future = self._pool.submit(_attempt, self.engine, requests, self._timeout_s)
+        future.add_done_callback(partial(self._returned, requests, (began, work_s, expected_s)))
+
+    def _check_waiting(self) -> None:
+        """Judge the queue while requests wait, and answer those that have waited for too long."""
+        self._check, now = None, self._loop.time()
+        self._limit.judge(self._waiting.work_s, now)
+        late = [waiting for waiting in self._waiting if self._is_late(waiting, now)]
+        if late:
+            for waiting in self._waiting.remove_all():
+                if self._is_late(waiting, now):
+                    self._drop(waiting, now)
+                else:
+                    self._waiting.add(waiting)
+        if self._waiting:
+            self._check = self._loop.call_later(self._limit.interval_s, self._check_waiting)
+
+    def _is_late(self, waiting: Waiting[QueuedRequest], now: float) -> bool:
+        request, deadline = waiting.request, waiting.request.deadline
+        return (
+            request.cancelled
+            or now - waiting.since > self._limit.max_wait_s
+            or (deadline is not None and deadline <= now)
+        )
+
+    def _drop(self, waiting: Waiting[QueuedRequest], now: float) -> None:
+        """Answer a request that is not run: its client has gone, its deadline has passed, or it waited too long."""
+        request = waiting.request
+        if request.cancelled:
+            return
+        if request.deadline is not None and request.deadline <= now:
+            self.expired += 1
+            request.complete(
+                DeadlineExceeded(
+                    f"the deadline of the request passed after {now - waiting.since:.3g} s in the queue of "
+                    f"{self.model.name}@{self.model.version}; it was not run"
+                )
+            )
+            return
+        self.refused += 1
+        self._limit.refused(waiting.work_s, now)
+        request.complete(self._overloaded(self._waiting.work_s))
+
+    def _left_s(self) -> float:
+        """Return how long the next batch may still wait for more requests."""
+        first = self._waiting.first()
+        if sum(waiting.rows for waiting in self._waiting) >= self.engine.cost.rows:
+            return 0.0
+        return first.since + self._delay_s - self._loop.time()
 
     def _run_inline(self, batch: Batch) -> None:
         began = time.perf_counter()
@@ -159,36 +285,51 @@ class BatchQueue:
                 return False
         return not self._has_texts or sum(map(_characters, batch)) <= INLINE_CHARACTERS
 
-    def _next(self) -> Batch:
-        """Return requests from the front that may share a run: within the row limit and of equal row shapes.
+    def _next(self) -> list[Waiting[QueuedRequest]]:
+        """Take the next requests that may share a run: within the row limit and of equal row shapes.
 
-        Those of clients that have gone are dropped.
+        Those of clients that have gone are dropped, those that are late are answered with an error.
         """
-        waiting, most = self._waiting, self.engine.cost.rows
-        while waiting and waiting[0].cancelled:
-            waiting.popleft()
-        if most == 1 or not waiting:
-            return [waiting.popleft()] if waiting else []
-        first = waiting[0]
-        taken, rows, row_shapes = 1, len(first.inputs[0]), _row_shapes(first)
-        for request in islice(waiting, 1, most):
-            if not request.cancelled:
-                rows += len(request.inputs[0])
-                if rows > most or _row_shapes(request) != row_shapes:
-                    break
-            taken += 1
-        batch = [waiting.popleft() for _ in range(taken)]
-        return [request for request in batch if not request.cancelled]
+        waiting, most, now = self._waiting, self.engine.cost.rows, self._loop.time()
+        batch: list[Waiting[QueuedRequest]] = []
+        rows, row_shapes = 0, None
+        while waiting:
+            following = waiting.first()
+            if self._is_late(following, now):
+                self._drop(waiting.take(), now)
+                continue
+            rows += following.rows
+            if batch and (rows > most or not self._fits(following.request, row_shapes)):
+                break
+            batch.append(waiting.take())
+            if most == 1:
+                break
+            if len(batch) == 1 and not self._only_rows:
+                row_shapes = _row_shapes(following.request)
+        return batch
 
-    def _returned(self, batch: Batch, future: Any) -> None:
+    def _fits(self, request: QueuedRequest, row_shapes: list[tuple[int, ...]] | None) -> bool:
+        return row_shapes is None or _row_shapes(request) == row_shapes
+
+    def _returned(self, batch: Batch, run: tuple[float, float, float], future: Any) -> None:
         """Pass the result of a thread to the event loop, unless the loop has ended."""
         try:
-            self._loop.call_soon_threadsafe(self._arrived, batch, *future.result())
+            self._loop.call_soon_threadsafe(self._arrived, batch, run, *future.result())
         except RuntimeError:
             _log.warning("dropped a response of %s: the server has stopped", self.model.name)
 
-    def _arrived(self, batch: Batch, results: list[Result], errors: dict[int, FalajError]) -> None:
+    def _arrived(
+        self,
+        batch: Batch,
+        run: tuple[float, float, float],
+        results: list[Result],
+        errors: dict[int, FalajError],
+    ) -> None:
         self._free_threads += 1
+        began, work_s, expected_s = run
+        now = self._loop.time()
+        self._limit.ran(work_s, expected_s=expected_s, took_s=now - began)
+        self._limit.judge(self._waiting.work_s, now)
         self._run_waiting()
         self._done(batch, results, errors)
 
@@ -249,6 +390,8 @@ def _run(engine: ModelEngine, batch: Batch, limit_s: float) -> Result:
     columns = zip(*(request.inputs for request in batch), strict=True)
     inputs = [np.concatenate(column) for column in columns]
     outputs = engine.run(inputs, limit_s=limit_s)
+    if isinstance(batch[0], BatchRenderer) and batch[0].render_batch(batch, outputs):
+        return inputs, outputs
     at = 0
     for request in batch:
         end = at + len(request.inputs[0])

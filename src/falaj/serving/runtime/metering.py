@@ -12,6 +12,7 @@ import numpy.typing as npt
 from falaj.records.serving import ServedModel
 from falaj.serving.runtime.engine import LONGEST_S, ModelEngine
 from falaj.serving.runtime.probe import RunCost
+from falaj.serving.runtime.run_statistics import RunStatistics
 
 Array = npt.NDArray[Any]
 
@@ -30,7 +31,7 @@ class MeteredEngine:
 
     __slots__ = (
         *("_lock", "_run", "close", "cost", "failures"),
-        *("in_process", "last_run_s", "model", "run_ns", "runs"),
+        *("in_process", "last_run_s", "model", "run_ns", "runs", "statistics"),
     )
 
     def __init__(self, engine: ModelEngine) -> None:
@@ -40,6 +41,8 @@ class MeteredEngine:
         self.close = engine.close
         self._run = engine.run
         self._lock = threading.Lock()
+        self.statistics = RunStatistics()
+        """The runs that did not fail, by the number of their rows."""
         self.runs = 0
         self.failures = 0
         """Runs that raised."""
@@ -61,3 +64,12 @@ class MeteredEngine:
                 self.failures += failed
                 self.run_ns += ended - began
                 self.last_run_s = (ended - began) / 1e9
+            if not failed:
+                first = inputs[0] if inputs else None
+                rows = len(first) if first is not None and first.ndim else 1
+                self.statistics.add(rows, ended - began)
+
+
+def statistics_of(engine: ModelEngine) -> RunStatistics:
+    """Return the statistics of an engine; of one that is not metered, none."""
+    return engine.statistics if isinstance(engine, MeteredEngine) else RunStatistics()

@@ -40,10 +40,20 @@ class RunCost:
     rows: int
     inline_rows: int
     """Rows of the largest batch that runs on the event loop; 0: none does."""
+    more_seconds: float = 0.0
+    """Seconds that each row after the first adds."""
 
     @property
     def inline(self) -> bool:
         return self.inline_rows > 0
+
+    def of_run(self, rows: int) -> float:
+        """Return the expected seconds of a run."""
+        return self.seconds + self.more_seconds * (rows - 1)
+
+    def of_request(self, rows: int) -> float:
+        """Return the expected seconds of a request: its part of a full batch, where it shares one."""
+        return self.of_run(self.rows) / self.rows * rows if rows < self.rows else self.of_run(rows)
 
 
 def measure(model: ServedModel, run: Run, *, is_bounded: bool) -> RunCost:
@@ -63,7 +73,12 @@ def measure(model: ServedModel, run: Run, *, is_bounded: bool) -> RunCost:
     elif is_bounded and single.is_quick and not shares:
         inline_rows = 1
     pays = inline_rows or full.seconds <= BATCHING_GAIN * MOST_ROWS * single.seconds
-    return RunCost(single.seconds, rows=MOST_ROWS if shares and pays else 1, inline_rows=inline_rows)
+    return RunCost(
+        single.seconds,
+        rows=MOST_ROWS if shares and pays else 1,
+        inline_rows=inline_rows,
+        more_seconds=max(0.0, full.seconds - single.seconds) / (MOST_ROWS - 1),
+    )
 
 
 def _chooses_rows(model: ServedModel) -> bool:
@@ -132,6 +147,6 @@ def _values(tensor: Tensor, rows: int, random: np.random.Generator) -> Array:
     if tensor.datatype is Datatype.BYTES:
         return np.full((*first, *rest), "0", np.object_)
     drawn = random.random((*first, *rest))
-    if tensor.datatype in (Datatype.FP16, Datatype.FP32, Datatype.FP64):
+    if tensor.datatype in (Datatype.FP16, Datatype.BF16, Datatype.FP32, Datatype.FP64):
         return drawn.astype(NUMPY[tensor.datatype])
     return (drawn > 0.5).astype(NUMPY[tensor.datatype])  # 0 and 1 suit flags, categories and counts

@@ -23,7 +23,7 @@ from typing import Any
 import msgspec
 import numpy.typing as npt
 
-from falaj.errors import FalajError, Fault, InvalidInput, IsolationRefused, Unavailable, rebuild
+from falaj.errors import FalajError, Fault, IsolationRefused, Unavailable, rebuild
 from falaj.ports.sandbox import Sandbox, UserCode
 from falaj.records.no_telemetry import NO_TELEMETRY
 from falaj.records.serving import ServedFile, ServedModel
@@ -238,7 +238,7 @@ class _Worker:
             self._free.put(connection)
         loaded = self._load(ours[0], file, content)
         self.model = ServedModel.model_validate_json(loaded.model)
-        self.cost = RunCost(loaded.seconds, rows=loaded.rows, inline_rows=0)
+        self.cost = RunCost(loaded.seconds, rows=loaded.rows, inline_rows=0, more_seconds=loaded.more_seconds)
 
     def _load(self, control: socket.socket, file: ServedFile, content: bytes) -> Loaded:
         control.settimeout(START_S)
@@ -247,7 +247,7 @@ class _Worker:
             loaded = receive_reply(control, Loaded)
         except (OSError, EOFError, ValueError) as error:
             self.end()
-            raise InvalidInput(
+            raise Unavailable(
                 f"{file.model}@{file.version} cannot be opened within its limits of memory and time "
                 f"(serving.model_memory): {type(error).__name__}"
             ) from None

@@ -49,7 +49,8 @@ def main(memory_bytes: int, control: socket.socket, runs: list[socket.socket]) -
         threading.Thread(target=_serve, args=(connection, engine), daemon=True).start()
     _limit_growth(memory_bytes)
     cost = engine.cost
-    reply(control, Loaded(engine.model.model_dump_json().encode(), cost.seconds, cost.rows))
+    model = engine.model.model_dump_json().encode()
+    reply(control, Loaded(model, cost.seconds, cost.rows, cost.more_seconds))
     control.recv(1)  # returns when the server is gone, or wants this to end
 
 

@@ -14,7 +14,10 @@ import httptools
 
 from falaj.apps.byte_shares import ByteShares
 from falaj.apps.model_server.http import responses
+from falaj.apps.model_server.http.access import HttpAccess
+from falaj.apps.model_server.http.compression import CODINGS
 from falaj.apps.model_server.http.exchange import LARGE_RESPONSE_BYTES, HttpExchange
+from falaj.apps.model_server.http.repeated_heads import MAX_DIGITS, RepeatedHead, kept_head
 from falaj.apps.model_server.http.responses import HttpResponse
 from falaj.apps.model_server.limits import ServerLimits
 from falaj.apps.model_server.metrics import ServerMetrics
@@ -24,10 +27,12 @@ from falaj.records.governance.identity import FailureReason
 BODY_HEADERS = frozenset((b"content-length", b"transfer-encoding"))
 KEPT_HEADERS = BODY_HEADERS | {
     *(b"authorization", b"content-encoding", b"expect", b"falaj-caller", b"inference-header-content-length"),
-    *(b"falaj-secret", b"host"),
+    *(b"falaj-secret", b"host", b"origin"),
     *(b"falaj-version", b"falaj-key", b"traceparent"),
 }
 """Headers with a meaning here; each may be given once."""
+LISTED_HEADERS = frozenset((b"accept-encoding",))
+"""Headers that are lists, so that they may be given several times."""
 UNAUTHENTICATED_PATHS = frozenset((b"/v2/health/live", b"/v2/health/ready"))
 """The only paths that need no token; they take no body."""
 
@@ -42,22 +47,41 @@ STRANGERS_SHARE = 10
 _log = logging.getLogger(__name__)
 
 
+class ServerConnection(Protocol):
+    """A connection as the server sees it, whatever protocol it speaks."""
+
+    deadline: float
+
+    @property
+    def waits_for_client(self) -> bool: ...
+    @property
+    def pending(self) -> int: ...
+    def expire(self) -> None: ...
+    def close_after_response(self) -> None: ...
+    def close_when_idle(self) -> None: ...
+    def abort(self) -> None: ...
+
+
 class ServerContext(Protocol):
     """The server as its connections see it."""
 
     limits: ServerLimits
+    access: HttpAccess
     metrics: ServerMetrics
-    connections: set[Connection]
+    connections: set[ServerConnection]
     now: float
     """Monotonic seconds as of the last sweep: precise enough for deadlines, and free."""
     stopping: bool
     shares: ByteShares
-    strangers: dict[Connection, None]
+    strangers: dict[ServerConnection, None]
     """Connections that have not presented a valid token yet, oldest first."""
-    callers: dict[str, dict[Connection, None]]
+    callers: dict[str, dict[ServerConnection, None]]
     """The other connections by their caller, oldest first."""
 
     def dispatch(self, exchange: HttpExchange) -> None: ...
+    def compress(self, exchange: HttpExchange, response: HttpResponse, coding: bytes) -> None:
+        """Compress a large response in a thread, and send it."""
+
     def recognize(self, credential: str) -> str | None:
         """Return the caller of a credential if it is known from memory."""
 
@@ -86,8 +110,12 @@ class Connection(asyncio.Protocol):
         self._queue: deque[HttpExchange] = deque()
         self._current: HttpExchange | None = None
         self._replayed_head = b""
+        self._repeated: RepeatedHead | None = None
+        """The head of the last request, if the next one may be known by it."""
+        self._whole = b""
+        """What was received, from the beginning of a request."""
         self._in_head = False
-        self._url = b""
+        self._url = self._target = b""
         self._headers: dict[bytes, bytes] = {}
         self._head_bytes = 0
         self._raw_bytes = 0
@@ -104,6 +132,8 @@ class Connection(asyncio.Protocol):
         """No valid token was presented yet."""
         self._caller = ""
         self._eof = False
+        self._leaves = False
+        """The connection is closed after the next response."""
         self.deadline = context.now + self._limits.head_s
 
     # ------------------------------------------------------------------------------------ the transport
@@ -111,11 +141,11 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         context = self._context
-        self._source = _address(transport)
+        self._source = address_of(transport)
         context.connections.add(self)
         context.metrics.connections += 1
         if len(context.connections) > self._limits.connections:
-            spare = _spare_connection(context)
+            spare = spare_connection(context)
             if spare is None:
                 self._refuse(Unavailable("too many connections; try again later"))
             else:
@@ -125,10 +155,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         context = self._context
-        context.connections.discard(self)
-        context.strangers.pop(self, None)
-        self._leave_caller()
-        context.metrics.connections -= 1
+        self._leave()
         self._release_unread()
         for exchange in self._queue:
             context.shares.release(exchange.holder, exchange.size)
@@ -137,8 +164,32 @@ class Connection(asyncio.Protocol):
         self._current = None
 
     def data_received(self, data: bytes) -> None:
+        self._whole = b""
+        if not (self._in_head or self._refused or self._unauthenticated) and self._current is None:
+            if self._repeated is not None:
+                body = self._repeated.body_of(data)
+                if body is not None and self._repeat(self._repeated, body):
+                    return
+            self._whole = data
         while data and not self._refused:
             data = self._feed(data)
+
+    def _repeat(self, head: RepeatedHead, body: bytes) -> bool:
+        """Dispatch a request with a head that was accepted before; false if the parser is to see it."""
+        context, caller, size = self._context, self._caller, len(body)
+        if (
+            size > self._limits.body_bytes
+            or context.recognize(head.credential) != caller
+            or not context.shares.take(caller, size)
+        ):
+            return False
+        exchange = HttpExchange(self, head.method, head.path, head.headers, closes=False)
+        exchange.holder = caller
+        exchange.repeated = head
+        exchange.add(body)
+        self._queue.append(exchange)
+        self._complete(exchange)
+        return True
 
     def eof_received(self) -> bool:
         """The client has finished sending; its pending requests are still answered."""
@@ -186,8 +237,27 @@ class Connection(asyncio.Protocol):
         if not self._queue and not self._in_head:
             self._transport.close()
 
+    def close_after_response(self) -> None:
+        """Close after the next response, now or later: an idle client is not surprised by the end."""
+        self._leaves = True
+
     def abort(self) -> None:
+        """Close at once. The connection no longer counts, though the transport reports its loss only later."""
+        self._leave()
         self._transport.abort()
+
+    def _leave(self) -> None:
+        context = self._context
+        if self in context.connections:
+            context.connections.discard(self)
+            context.metrics.connections -= 1
+        context.strangers.pop(self, None)
+        self._leave_caller()
+
+    @property
+    def pending(self) -> int:
+        """The number of requests that are not answered yet."""
+        return len(self._queue)
 
     @property
     def waits_for_client(self) -> bool:
@@ -202,6 +272,7 @@ class Connection(asyncio.Protocol):
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:  # no upgrade is supported: continue with HTTP/1.1
             self._parser = httptools.HttpRequestParser(self)
+            self._whole = b""
             head, self._replayed_head = self._replayed_head, b""
             return head + data[upgrade.args[0] :]
         except httptools.HttpParserError as error:
@@ -251,9 +322,12 @@ class Connection(asyncio.Protocol):
                     self._context.authentication_failed("two_tokens", self._source)
                 raise self._stop(InvalidInput(f"the header {name.decode()} is given twice"))
             self._headers[name] = value
+        elif name in LISTED_HEADERS and self._in_head:
+            self._headers[name] = self._headers[name] + b"," + value if name in self._headers else value
 
     def on_headers_complete(self) -> None:
         self._in_head = False
+        self._target = self._url
         parser, headers = self._parser, self._headers
         if parser.should_upgrade() and BODY_HEADERS & headers.keys():
             self._replayed_head = _without_upgrade(parser.get_method(), self._url, headers)
@@ -266,23 +340,25 @@ class Connection(asyncio.Protocol):
         announced = headers.get(b"content-length")
         if announced is not None and int(announced) > self._limits.body_bytes:
             raise self._stop(_too_large(self._limits.body_bytes))
+        is_open = self._is_open(exchange)
         if self._internal:
             if not compare_digest(headers.get(b"falaj-secret", b""), self._internal):
                 self._context.authentication_failed("refused_token", self._source)
                 raise self._stop(Unauthenticated("this socket is for processes of the platform"))
             exchange.caller = exchange.holder = headers.get(b"falaj-caller", b"").decode("latin-1")
-        elif self._url in UNAUTHENTICATED_PATHS:
+        elif is_open:
             self._require_no_body(headers)
         elif exchange.credential is None:
             self._context.authentication_failed("no_token", self._source)
             raise self._stop(Unauthenticated("no token was presented; send 'Authorization: Bearer …'"))
-        if b"content-encoding" in headers:
+        if b"content-encoding" in headers and exchange.coding not in (b"", *CODINGS):
             raise self._stop(
-                InvalidInput("compressed bodies are not supported; send the body uncompressed"), status=415
+                InvalidInput("this coding of the body is not known; send gzip, deflate or the plain body"),
+                status=415,
             )
         self._current = exchange
         self._queue.append(exchange)
-        if not (self._internal or self._url in UNAUTHENTICATED_PATHS):
+        if not (self._internal or is_open):
             holder = self._context.recognize(exchange.credential or "")
             if holder is None:
                 self._authenticate(exchange)
@@ -309,6 +385,20 @@ class Connection(asyncio.Protocol):
             scheme, is_absolute, rest = self._url.partition(b"://")
             if is_absolute and scheme.lower() in (b"http", b"https"):
                 self._url = b"/" + rest.partition(b"/")[2]
+
+    def _is_open(self, exchange: HttpExchange) -> bool:
+        """Return whether a request needs no token."""
+        if self._url in UNAUTHENTICATED_PATHS:
+            return True
+        if exchange.credential is not None:
+            return False
+        access = self._context.access
+        return access.is_public(exchange.method, self._url) or access.is_preflight(
+            exchange.method, self._headers
+        )
+
+    def header_lines(self, headers: Mapping[bytes, bytes]) -> bytes:
+        return self._context.access.header_lines(headers)
 
     def _require_no_body(self, headers: Mapping[bytes, bytes]) -> None:
         if headers.get(b"content-length", b"0").strip(b"0") or b"transfer-encoding" in headers:
@@ -340,7 +430,7 @@ class Connection(asyncio.Protocol):
         if exchange.cancelled:
             return
         if error is None and not self._context.shares.move(exchange.holder, holder, exchange.size):
-            exchange.size, error = 0, _too_much_held()
+            exchange.size, error = 0, too_much_held()
         if error is not None:  # reading stays paused
             if isinstance(error, Unauthenticated):
                 self._context.authentication_failed("refused_token", self._source)
@@ -365,16 +455,32 @@ class Connection(asyncio.Protocol):
         if exchange.size + len(body) > self._limits.body_bytes:
             raise self._stop(_too_large(self._limits.body_bytes))
         if not self._context.shares.take(exchange.holder, len(body)):
-            raise self._stop(_too_much_held())
+            raise self._stop(too_much_held())
         exchange.add(body)
 
     def on_message_complete(self) -> None:
         exchange, self._current = self._current, None
         if exchange is None:
             return
+        exchange.wants_continue = False
+        if self._whole:
+            self._keep_head(exchange)
+        self._complete(exchange)
+
+    def _keep_head(self, exchange: HttpExchange) -> None:
+        """Keep the head of a complete request for the next ones, if it is all that was received."""
+        data, self._whole, self._repeated = self._whole, b"", None
+        fits = self._head_bytes + MAX_DIGITS <= self._limits.head_bytes
+        if fits and not exchange.closes and exchange.credential and exchange.holder == self._caller:
+            self._repeated = kept_head(
+                data, exchange.method, self._target, exchange.path, self._headers, exchange.credential
+            )
+            exchange.repeated = self._repeated
+
+    def _complete(self, exchange: HttpExchange) -> None:
+        """Dispatch a complete request, and read no more of them than may be pending."""
         if not self._write_paused:
             self.deadline = self._context.now + self._limits.idle_s
-        exchange.wants_continue = False
         if exchange.is_authenticated:
             self._context.dispatch(exchange)
         if len(self._queue) >= self._limits.pipelined and not self._read_paused:
@@ -388,7 +494,7 @@ class Connection(asyncio.Protocol):
         queue, context = self._queue, self._context
         while queue and queue[0].response is not None:
             exchange = queue.popleft()
-            last = not queue and self._current is None and (context.stopping or self._eof)
+            last = not queue and self._current is None and (context.stopping or self._eof or self._leaves)
             closes = exchange.closes or last
             self._transport.write(exchange.to_bytes(closes=closes))
             if self._write_paused and exchange.size > LARGE_RESPONSE_BYTES:
@@ -409,6 +515,9 @@ class Connection(asyncio.Protocol):
             return False
         exchange.size += size
         return True
+
+    def compress(self, exchange: HttpExchange, response: HttpResponse, coding: bytes) -> None:
+        self._context.compress(exchange, response, coding)
 
     def _send_continue(self) -> None:
         """Send 100 Continue to a client that expects it, after all earlier responses."""
@@ -438,7 +547,7 @@ class Connection(asyncio.Protocol):
         """Reject the current request with `error` after all earlier responses, and close the connection."""
         self._refused = True
         if self._current is None:
-            self._queue.append(HttpExchange(self, b"", b"", {}, closes=True))
+            self._queue.append(HttpExchange(self, b"", b"", self._headers, closes=True))
         exchange, self._current = self._queue[-1], None
         exchange.closes = True
         self._reject(exchange, error, status=status)
@@ -455,7 +564,7 @@ def _without_upgrade(method: bytes, url: bytes, headers: Mapping[bytes, bytes]) 
     return b"%b %b HTTP/1.1\r\n%b\r\n" % (method, url, b"".join(lines))
 
 
-def _spare_connection(context: ServerContext) -> Connection | None:
+def spare_connection(context: ServerContext) -> ServerConnection | None:
     """Return the connection that makes room for another; so nobody keeps others out by holding connections.
 
     It is the oldest stranger where these have more than their share, otherwise the oldest connection without a
@@ -472,12 +581,12 @@ def _spare_connection(context: ServerContext) -> Connection | None:
     return oldest
 
 
-def _address(transport: asyncio.BaseTransport) -> str:
+def address_of(transport: asyncio.BaseTransport) -> str:
     peer = transport.get_extra_info("peername")
     return f"remote:{peer[0]}" if isinstance(peer, tuple) and peer else "local"
 
 
-def _too_much_held() -> Unavailable:
+def too_much_held() -> Unavailable:
     return Unavailable(
         "your unanswered requests hold as much of the server's memory as it has left; try again later"
     )

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Protocol
 
+from falaj.apps.model_server.http.compression import MIN_COMPRESSED_BYTES, accepted_coding
+from falaj.apps.model_server.http.repeated_heads import RepeatedHead
 from falaj.apps.model_server.http.responses import HttpResponse, error_response
 from falaj.apps.model_server.tracing.spans import RequestTrace
 from falaj.errors import InvalidInput, Unavailable
@@ -21,6 +23,8 @@ class ResponseQueue(Protocol):
     """Writes responses in the order of the requests."""
 
     def flush(self) -> None: ...
+    def header_lines(self, headers: Mapping[bytes, bytes]) -> bytes: ...
+    def compress(self, exchange: HttpExchange, response: HttpResponse, coding: bytes) -> None: ...
     def holds(self, exchange: HttpExchange, size: int) -> bool: ...
 
 
@@ -29,17 +33,8 @@ class HttpExchange:
 
     __slots__ = (
         *("_chunks", "_headers", "_writer", "response", "began", "caller", "closes", "credential"),
-        *(
-            "cancelled",
-            "holder",
-            "is_authenticated",
-            "method",
-            "path",
-            "size",
-            "wants_continue",
-            "queued",
-            "trace",
-        ),
+        *("cancelled", "holder", "is_authenticated", "method", "path", "size", "wants_continue", "queued"),
+        *("repeated", "trace"),
     )
 
     def __init__(
@@ -70,6 +65,8 @@ class HttpExchange:
         self.response: HttpResponse | None = None
         self.queued: QueuedRequest | None = None
         self.trace: RequestTrace | None = None
+        self.repeated: RepeatedHead | None = None
+        """The head that other requests of the connection have too."""
         self.cancelled = False
 
     def add(self, body: bytes) -> None:
@@ -96,8 +93,29 @@ class HttpExchange:
             raise InvalidInput("Inference-Header-Content-Length must be a number of bytes")
         return int(value)
 
+    @property
+    def coding(self) -> bytes:
+        """Return the coding of the body; empty if it is not compressed."""
+        coding = self._headers.get(b"content-encoding", b"").strip().lower()
+        return b"" if coding == b"identity" else coding
+
+    def hold(self, body: bytes) -> None:
+        """Replace a compressed body by what it contains. Raise Unavailable if the caller may not hold as much."""
+        if not self._writer.holds(self, len(body)):
+            raise Unavailable(f"there is no memory for a body of {len(body)} bytes; try again later")
+        self._chunks = [body]
+
     def finish(self, response: HttpResponse) -> None:
         """Set the response; it is written after all earlier ones."""
+        if len(response.body) >= MIN_COMPRESSED_BYTES and not self.cancelled:
+            coding = accepted_coding(self._headers.get(b"accept-encoding", b""))
+            if coding and self.method != b"HEAD":
+                self._writer.compress(self, response, coding)
+                return
+        self.send(response)
+
+    def send(self, response: HttpResponse) -> None:
+        """Set the response as it is."""
         if self.trace is not None:
             self.trace.end(response.status)
         if not self.cancelled:
@@ -115,7 +133,10 @@ class HttpExchange:
     def to_bytes(self, *, closes: bool) -> bytes:
         if self.response is None:
             return b""
-        return self.response.to_bytes(closes=closes, without_body=self.method == b"HEAD")
+        response = self.response
+        if b"origin" in self._headers:
+            response = response._replace(extra=response.extra + self._writer.header_lines(self._headers))
+        return response.to_bytes(closes=closes, without_body=self.method == b"HEAD")
 
 
 def _response_not_held(size: int) -> Unavailable:

@@ -21,10 +21,12 @@ REASONS = {
     413: "Content Too Large",
     415: "Unsupported Media Type",
     417: "Expectation Failed",
+    429: "Too Many Requests",
     431: "Request Header Fields Too Large",
     500: "Internal Server Error",
     501: "Not Implemented",
     503: "Service Unavailable",
+    504: "Gateway Timeout",
     505: "HTTP Version Not Supported",
 }
 
@@ -35,6 +37,8 @@ STATUS: dict[type[FalajError], int] = {
     errors.Conflict: 409,
     errors.Unauthenticated: 401,
     errors.Denied: 403,
+    errors.RateLimited: 429,
+    errors.DeadlineExceeded: 504,
     errors.Unavailable: 503,
     FalajError: 500,
 }
@@ -44,12 +48,17 @@ JSON, BYTES, METRICS = "application/json", "application/octet-stream", "text/pla
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 _COMMON = "X-Content-Type-Options: nosniff\r\nCache-Control: no-store\r\n"
-_EXTRA = {401: "WWW-Authenticate: Bearer\r\n", 503: "Retry-After: 1\r\n"}
+_EXTRA = {401: "WWW-Authenticate: Bearer\r\n"}
+_RETRIED = {429, 503}
 _heads: dict[tuple[int, str], bytes] = {}
 
 
 class HttpResponse(NamedTuple):
-    """Status, body, size of its JSON part if binary tensors follow, prediction id, and the methods that are allowed."""
+    """Status, body, size of its JSON part if binary tensors follow, prediction id, and the methods that are allowed.
+
+    `retry_after` are the seconds after which a refused request may be sent again; 0: not said. `extra` are further
+    header lines, each after a line break.
+    """
 
     status: int
     body: bytes
@@ -57,9 +66,11 @@ class HttpResponse(NamedTuple):
     json_bytes: int | None = None
     prediction: str = ""
     allow: bytes = b""
+    retry_after: int = 0
+    extra: bytes = b""
 
     def to_bytes(self, *, closes: bool, without_body: bool = False) -> bytes:
-        status, body, kind, json_bytes, prediction, allow = self
+        status, body, kind, json_bytes, prediction, allow, retry_after, extra = self
         head = _heads.get((status, kind)) or _head(status, kind)
         end = b"\r\nConnection: close\r\n\r\n" if closes else b"\r\n\r\n"
         if json_bytes is not None:
@@ -68,6 +79,10 @@ class HttpResponse(NamedTuple):
             end = b"\r\nFalaj-Prediction: %b%b" % (prediction.encode(), end)
         if allow:
             end = b"\r\nAllow: %b%b" % (allow, end)
+        if retry_after:
+            end = b"\r\nRetry-After: %d%b" % (retry_after, end)
+        if extra:
+            end = extra + end
         return b"%b%d%b%b" % (head, len(body), end, b"" if without_body else body)
 
 
@@ -84,4 +99,6 @@ def json_response(content: object) -> HttpResponse:
 def error_response(error: FalajError, *, status: int | None = None) -> HttpResponse:
     """Return `error` in the format of the protocol; `status` overrides the default of its type."""
     found = status or next(STATUS[kind] for kind in type(error).__mro__ if kind in STATUS)
-    return HttpResponse(found, msgspec.json.encode({"error": error.message, "code": error.code}))
+    body = msgspec.json.encode({"error": error.message, "code": error.code})
+    retry_after = int(error.details.get("retry_after_s", 1)) if found in _RETRIED else 0
+    return HttpResponse(found, body, retry_after=retry_after)

@@ -6,36 +6,54 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from typing import Any
 from urllib.parse import quote, unquote_to_bytes
 
 from falaj.apps.model_server.http import responses
+from falaj.apps.model_server.http.access import preflight_response
+from falaj.apps.model_server.http.compression import compress, decompress
 from falaj.apps.model_server.http.exchange import HttpExchange
 from falaj.apps.model_server.http.responses import HttpResponse
+from falaj.apps.model_server.inference.decisions import DecisionQueue, Done
+from falaj.apps.model_server.inference.model_reports import (
+    describe_index,
+    describe_statistics,
+    read_index_request,
+    require_plain_load,
+    unload_refused,
+)
 from falaj.apps.model_server.inference.paths import UNKNOWN, PathKind, PathTarget, build_path_table
 from falaj.apps.model_server.inference.prediction import Prediction, prepare
+from falaj.apps.model_server.limits import ServerLimits
 from falaj.apps.model_server.metrics import ServerMetrics
 from falaj.apps.model_server.tracing.spans import Tracer
 from falaj.errors import Denied, FalajError, Internal, NotFound, Unavailable
 from falaj.serving.dependencies import LOAD_PATH, Admission, FeatureReader, PredictionSink
 from falaj.serving.deployment_state import ServedEndpoint
 
-MODELS = b"/v2/models/"
+MODELS, REPOSITORY = b"/v2/models/", b"/v2/repository/models/"
+NAMING = (MODELS, REPOSITORY)
+"""Beginnings of paths that name an endpoint."""
+LAST_WORDS = frozenset((b"infer", b"ready", b"config", b"stats", b"load", b"unload"))
 LARGE_BODY_BYTES = 256 * 1024
 """Larger bodies are parsed in a thread, to keep the event loop free."""
 LARGE_LOOKUP_BYTES = 4 * 1024
 """So are those whose features are looked up, which takes longer for each value."""
-ADMISSION_THREADS = 4
-MAX_ATTEMPTS = 3
-"""Attempts at a decision that expires before it can be used."""
-MAX_PENDING_DECISIONS = 64
-MAX_PENDING_OF_SOURCE = 16
-"""Pending decisions, and tokens of one address that are being checked; more indicate a client that guesses tokens."""
 PARSING_THREADS = 2
 """Threads for large bodies. JSON is parsed under the interpreter's lock, so that more would only take memory."""
+
+MAX_DECOMPRESSIONS = 16
+"""Compressed bodies of one caller that may wait for a thread: a few bytes can be megabytes of work."""
+REPORTS = frozenset(
+    (
+        *(PathKind.METRICS, PathKind.STATISTICS, PathKind.ALL_STATISTICS),
+        *(PathKind.INDEX, PathKind.LOAD, PathKind.UNLOAD),
+    )
+)
 
 _log = logging.getLogger(__name__)
 
@@ -49,32 +67,40 @@ class Dispatcher:
         features: FeatureReader,
         sink: PredictionSink,
         metrics: ServerMetrics,
+        limits: ServerLimits,
         tracer: Tracer | None = None,
     ) -> None:
         self._tracer = tracer
-        self._admission = admission
+        self._limits = limits
+        self.decisions = DecisionQueue(admission)
         self._features = features
         self._sink = sink
         self._metrics = metrics
-        self._pending_decisions = 0
-        self._pending_sources: Counter[str] = Counter()
         self._parsing_pool = ThreadPoolExecutor(PARSING_THREADS, thread_name_prefix="parsing")
-        self._admission_pool = ThreadPoolExecutor(ADMISSION_THREADS, thread_name_prefix="admission")
         self._loop = asyncio.get_running_loop()
         self._paths: dict[bytes, PathTarget] = {}
+        self._served: Mapping[str, ServedEndpoint] = {}
+        self._decompressing: Counter[str] = Counter()
+        """Compressed bodies of each caller that wait for a thread."""
         self.ready = False
 
     def update(self, served: Mapping[str, ServedEndpoint]) -> None:
         """Dispatch to `served`."""
         self._paths = build_path_table(served, self._metrics, self._sink)
-        self._metrics.served = served
+        self._metrics.served = self._served = served
         self.ready = True
 
     def close(self) -> None:
-        self._admission_pool.shutdown(wait=False, cancel_futures=True)
+        self.decisions.close()
         self._parsing_pool.shutdown(wait=False, cancel_futures=True)
 
     def dispatch(self, exchange: HttpExchange) -> None:
+        if exchange.coding and exchange.size:
+            self._decompress(exchange)
+        else:
+            self._dispatch(exchange)
+
+    def _dispatch(self, exchange: HttpExchange) -> None:
         target = self._paths.get(exchange.path) or self._normalized_target(exchange.path)
         if target.kind is PathKind.LIVE:
             exchange.finish(responses.json_response({"live": True}))
@@ -88,83 +114,74 @@ class Dispatcher:
         plain = quote(unquote_to_bytes(path.partition(b"?")[0])).encode().rstrip(b"/")
         return self._paths.get(plain) or _unknown_target(plain)
 
+    # -------------------------------------------------------------------------------------- compression
+
+    def _decompress(self, exchange: HttpExchange) -> None:
+        if self._decompressing[exchange.holder] >= MAX_DECOMPRESSIONS:
+            self._refuse(exchange, Unavailable("too many of your compressed bodies wait; try again later"))
+            return
+        self._decompressing[exchange.holder] += 1
+        limit = self._limits.body_bytes
+        future = self._parsing_pool.submit(decompress, exchange.body, exchange.coding, limit=limit)
+        future.add_done_callback(partial(self._return, partial(self._decompressed, exchange)))
+
+    def _decompressed(self, exchange: HttpExchange, future: Future[bytes]) -> None:
+        self._decompressing[exchange.holder] -= 1
+        if not self._decompressing[exchange.holder]:
+            del self._decompressing[exchange.holder]
+        if exchange.cancelled:
+            return
+        try:
+            exchange.hold(future.result())
+        except FalajError as error:
+            self._refuse(exchange, error)
+        else:
+            self._dispatch(exchange)
+
+    def compress(self, exchange: HttpExchange, response: HttpResponse, coding: bytes) -> None:
+        """Compress a response in a thread, and send it."""
+        future = self._parsing_pool.submit(compress, response.body, coding)
+        future.add_done_callback(partial(self._return, partial(_compressed, exchange, response, coding)))
+
+    def _return(self, finish: Callable[[Future[Any]], None], future: Future[Any]) -> None:
+        """Pass the result of a thread to the event loop."""
+        if not future.cancelled() and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(finish, future)
+
     # ---------------------------------------------------------------------------------------- admission
 
-    def authenticate(
-        self, exchange: HttpExchange, source: str, done: Callable[[str, FalajError | None], None]
-    ) -> None:
+    def authenticate(self, exchange: HttpExchange, source: str, done: Done) -> None:
         """Check the credential of a request in a thread; call `done` with the caller, or with an error."""
-        if (
-            self._pending_decisions >= MAX_PENDING_DECISIONS
-            or self._pending_sources[source] >= MAX_PENDING_OF_SOURCE
-        ):
-            done("", _no_decision())
-            return
-        self._pending_decisions += 1
-        self._pending_sources[source] += 1
-        future = self._admission_pool.submit(self._admission.authenticate, exchange.credential or "")
-        future.add_done_callback(partial(self._on_authenticated, source, done))
+        self.decisions.authenticate(exchange.credential or "", source, done)
 
-    def _on_authenticated(
-        self, source: str, done: Callable[[str, FalajError | None], None], future: Future[str]
-    ) -> None:
-        if not future.cancelled() and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._authenticated, source, done, future)
-
-    def _authenticated(
-        self, source: str, done: Callable[[str, FalajError | None], None], future: Future[str]
-    ) -> None:
-        self._pending_decisions -= 1
-        self._pending_sources[source] -= 1
-        if not self._pending_sources[source]:
-            del self._pending_sources[source]
-        error = future.exception()
-        if error is None:
-            done(future.result(), None)
-        elif isinstance(error, FalajError):
-            done("", error)
-        else:
-            _log.error("authentication failed", exc_info=error)
-            done("", _no_decision())
-
-    def _admit(self, exchange: HttpExchange, target: PathTarget, *, tries: int = MAX_ATTEMPTS) -> None:
+    def _admit(self, exchange: HttpExchange, target: PathTarget) -> None:
         if exchange.caller is not None:
             self._respond(exchange, target, exchange.caller)
             return
-        try:
-            caller = self._admission.admit(exchange.credential or "", target.admission_target, exchange.body)
-        except FalajError as error:
-            self._refuse(exchange, _concealed(error, target, exchange.path))
+        if exchange.credential is None:
+            self._respond_in_public(exchange, target)
             return
-        if caller is not None:
-            self._respond(exchange, target, caller)
-        elif not tries or self._pending_decisions >= MAX_PENDING_DECISIONS:
-            self._refuse(exchange, _no_decision())
-        else:
-            self._pending_decisions += 1
-            future = self._admission_pool.submit(
-                self._admission.decide, exchange.credential or "", target.admission_target
-            )
-            future.add_done_callback(partial(self._on_decision, exchange, target, tries - 1))
+        credential, endpoint = exchange.credential or "", target.admission_target
+        self.decisions.admit(credential, endpoint, exchange.body, partial(self._admitted, exchange, target))
 
-    def _on_decision(
-        self, exchange: HttpExchange, target: PathTarget, tries: int, future: Future[None]
+    def _admitted(
+        self, exchange: HttpExchange, target: PathTarget, caller: str, error: FalajError | None
     ) -> None:
-        if not future.cancelled() and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._decided, exchange, target, tries, future)
-
-    def _decided(self, exchange: HttpExchange, target: PathTarget, tries: int, future: Future[None]) -> None:
-        self._pending_decisions -= 1
-        error = future.exception()
         if error is None:
-            self._admit(exchange, target, tries=tries)
-        elif isinstance(error, FalajError):
-            self._refuse(exchange, _concealed(error, target, exchange.path))
+            self._respond(exchange, target, caller)
         else:
-            _log.error("admission failed", exc_info=error)
-            self._refuse(exchange, _no_decision())
+            self._refuse(exchange, _concealed(error, target, exchange.path))
 
     # ---------------------------------------------------------------------------------------- responses
+
+    def _respond_in_public(self, exchange: HttpExchange, target: PathTarget) -> None:
+        """Answer a request that needs no token, which is all that the connection lets pass without one."""
+        if exchange.method == b"OPTIONS":
+            exchange.finish(preflight_response())
+        elif target.kind is PathKind.MODEL_READY and target.response is not None:
+            exchange.finish(target.response)
+        else:
+            exchange.finish(_not_found(exchange.path) if self.ready else _not_ready())
 
     def _respond(self, exchange: HttpExchange, target: PathTarget, caller: str) -> None:
         is_allowed = exchange.method == target.method or (exchange.method, target.method) == (b"HEAD", b"GET")
@@ -174,12 +191,43 @@ class Dispatcher:
             self._infer(exchange, target, caller)
         elif target.response is not None:
             exchange.finish(target.response)
-        elif target.kind is PathKind.METRICS:
-            exchange.finish(self._metrics_response(exchange.path))
-        elif not self.ready and exchange.path.startswith(MODELS):
+        elif target.kind in REPORTS:
+            self._report(exchange, target)
+        elif not self.ready and exchange.path.startswith(NAMING):
             exchange.finish(_not_ready())  # what it names may be served once the models are loaded
         else:
             exchange.finish(_not_found(exchange.path))
+
+    def _report(self, exchange: HttpExchange, target: PathTarget) -> None:
+        """Answer what is asked about the server and its models."""
+        try:
+            if target.kind is PathKind.METRICS:
+                exchange.finish(self._metrics_response(exchange.path))
+            elif target.kind is PathKind.STATISTICS and target.served is not None:
+                found = describe_statistics([target.served], self._metrics, version=target.version)
+                exchange.finish(responses.json_response(found))
+            elif target.kind is PathKind.LOAD:
+                require_plain_load(exchange.body, target.endpoint or "")
+                exchange.finish(responses.json_response({}))
+            elif target.kind is PathKind.UNLOAD:
+                raise unload_refused(target.endpoint or "")
+            else:
+                self._list(exchange, target)
+        except FalajError as error:
+            self._refuse(exchange, error)
+
+    def _list(self, exchange: HttpExchange, target: PathTarget) -> None:
+        """Answer about all endpoints that the caller may call."""
+        if target.kind is PathKind.INDEX:
+            read_index_request(exchange.body)
+        done = partial(self._listed, exchange, target)
+        self.decisions.permitted(exchange.credential or "", tuple(self._served), done)
+
+    def _listed(self, exchange: HttpExchange, target: PathTarget, names: Sequence[str]) -> None:
+        served = [self._served[name] for name in names if name in self._served]
+        is_index = target.kind is PathKind.INDEX
+        found = describe_index(served) if is_index else describe_statistics(served, self._metrics)
+        exchange.finish(responses.json_response(found))
 
     def _metrics_response(self, path: bytes) -> HttpResponse:
         if path.partition(b"?")[0].rstrip(b"/").decode("latin-1") == LOAD_PATH:
@@ -193,16 +241,12 @@ class Dispatcher:
         looks_up = target.served is not None and target.served.joins
         if exchange.size > (LARGE_LOOKUP_BYTES if looks_up else LARGE_BODY_BYTES):
             future = self._parsing_pool.submit(prepare, exchange, target, caller, self._features)
-            future.add_done_callback(partial(self._on_prepared, exchange, target))
+            future.add_done_callback(partial(self._return, partial(self._prepared, exchange, target)))
             return
         try:
             self._queue(exchange, prepare(exchange, target, caller, self._features))
         except Exception as error:
             self._failed(exchange, target, error)
-
-    def _on_prepared(self, exchange: HttpExchange, target: PathTarget, future: Future[Prediction]) -> None:
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._prepared, exchange, target, future)
 
     def _prepared(self, exchange: HttpExchange, target: PathTarget, future: Future[Prediction]) -> None:
         try:
@@ -213,6 +257,9 @@ class Dispatcher:
     def _queue(self, exchange: HttpExchange, prediction: Prediction) -> None:
         if not exchange.cancelled:
             exchange.queued = prediction
+            if prediction.response is not None:
+                prediction.complete(None)
+                return
             try:
                 prediction.queue.submit(prediction)
             except FalajError as error:  # a full queue counts as an error of this version
@@ -233,9 +280,17 @@ class Dispatcher:
         exchange.finish(response)
 
 
+def _compressed(exchange: HttpExchange, response: HttpResponse, coding: bytes, future: Future[bytes]) -> None:
+    body = future.result()
+    if len(body) < len(response.body):
+        extra = b"\r\nContent-Encoding: %b\r\nVary: Accept-Encoding" % coding
+        response = response._replace(body=body, extra=response.extra + extra)
+    exchange.send(response)
+
+
 def _unknown_target(path: bytes) -> PathTarget:
     """Return the target of a path that is not served. The name of an endpoint is decided about like one that is."""
-    return replace(UNKNOWN, endpoint=_endpoint_in(path)) if path.startswith(MODELS) else UNKNOWN
+    return replace(UNKNOWN, endpoint=_endpoint_in(path)) if path.startswith(NAMING) else UNKNOWN
 
 
 def _concealed(error: FalajError, target: PathTarget, path: bytes) -> FalajError:
@@ -247,17 +302,22 @@ def _concealed(error: FalajError, target: PathTarget, path: bytes) -> FalajError
 
 def _unknown(path: bytes) -> NotFound:
     path = path.partition(b"?")[0]
-    if not path.startswith(MODELS):
+    if not path.startswith(NAMING):
         return NotFound(f"unknown path {_name(path)}")
-    return NotFound(
+    unknown = (
         f"there is no endpoint '{_endpoint_in(path)}' that you may call, or it does not have this version"
     )
+    if path.startswith(REPOSITORY):
+        unknown += "; models are served by falaj endpoints deploy, not by loading them"
+    return NotFound(unknown)
 
 
 def _endpoint_in(path: bytes) -> str:
     """Return what a path names as an endpoint, by its words alone."""
-    name = path[len(MODELS) :].removesuffix(b"/infer").removesuffix(b"/ready")
-    return _name(name.partition(b"/versions/")[0])
+    start = next(prefix for prefix in NAMING if path.startswith(prefix))
+    name, _, last = path[len(start) :].rpartition(b"/")
+    whole = name if name and last in LAST_WORDS else path[len(start) :]
+    return _name(whole.partition(b"/versions/")[0])
 
 
 def _name(text: bytes) -> str:
@@ -272,10 +332,6 @@ def _not_allowed(method: bytes) -> HttpResponse:
     allowed = b"GET, HEAD" if method == b"GET" else method
     refused = responses.error_response(NotFound(f"this path allows {allowed.decode()} only"), status=405)
     return refused._replace(allow=allowed)
-
-
-def _no_decision() -> Unavailable:
-    return Unavailable("authorization is temporarily unavailable; try again")
 
 
 def _not_ready() -> HttpResponse:

@@ -252,7 +252,10 @@ def _values(tensor: InputTensor, *, is_key: bool) -> Array:
     count = prod(tensor.shape)
     if not count or tensor.shape[0] != count:
         raise ValueError(f"shape {tensor.shape}")
-    return read_values(tensor, datatype, count)
+    values = read_values(tensor, datatype, count)
+    if datatype is Datatype.BYTES and any(type(value) is bytes for value in values.tolist()):
+        raise ValueError("bytes that are not UTF-8")
+    return values
 
 
 def _keys(part: ViewColumns, values: Mapping[str, Array]) -> list[str]:

@@ -6,13 +6,15 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import numpy.typing as npt
 
+from falaj.apps.model_server.inference.classification import can_classify, classify
+from falaj.apps.model_server.inference.json_values import encode_values, has_words, mark_words, unmarked
 from falaj.errors import Fault, InvalidInput, TooLarge, shorten
-from falaj.records.serving import Datatype, ServedModel
+from falaj.records.serving import Datatype, ServedModel, Tensor
 from falaj.serving.signatures import invalid_request
 from falaj.serving.tensors import from_bytes, from_values, to_bytes
 
@@ -25,8 +27,10 @@ LONG_JSON_BYTES = 64 * 1024
 """Tensors of a longer text are counted before any of them is parsed."""
 TensorName = Annotated[str, msgspec.Meta(max_length=1024)]
 
-UNSUPPORTED = ("shared_memory_region", "classification")
+UNSUPPORTED = ("shared_memory_region",)
 """Extensions of the protocol that are not supported."""
+MAX_TIMEOUT_US = 3_600_000_000
+MAX_PRIORITY = 2**32
 
 
 MAX_ID_CHARACTERS = 256
@@ -70,10 +74,17 @@ class RequestOutline(msgspec.Struct):
     outputs: Annotated[list[msgspec.Raw], msgspec.Meta(max_length=MAX_TENSORS)] | None = None
 
 
-OutputSelection = tuple[tuple[int, bool], ...]
-"""The outputs of a response by number, and whether each is binary."""
+class OutputChoice(NamedTuple):
+    """An output of a response by number; `classes`: only as many of its highest values, as texts."""
 
-FLOATS = frozenset({Datatype.FP16, Datatype.FP32, Datatype.FP64})
+    number: int
+    is_binary: bool
+    classes: int = 0
+
+
+OutputSelection = tuple[OutputChoice, ...]
+
+FLOATS = frozenset({Datatype.FP16, Datatype.BF16, Datatype.FP32, Datatype.FP64})
 
 _read = msgspec.json.Decoder(InferRequest).decode
 _outline = msgspec.json.Decoder(RequestOutline).decode
@@ -83,7 +94,7 @@ _kinds: dict[Datatype, type] = {
     for kind, names in {
         bool: ["BOOL"],
         str: ["BYTES"],
-        float: ["FP16", "FP32", "FP64"],
+        float: ["FP16", "BF16", "FP32", "FP64"],
         int: ["INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32", "UINT64"],
     }.items()
     for datatype in map(Datatype, names)
@@ -92,6 +103,7 @@ _flat = {
     datatype: msgspec.json.Decoder(list[kind]).decode  # type: ignore[valid-type]
     for datatype, kind in _kinds.items()
 }
+_flat_marked = msgspec.json.Decoder(list[float | str]).decode
 
 
 # ------------------------------------------------------------------------------------------ requests
@@ -103,11 +115,10 @@ def read_request(body: bytes, json_bytes: int | None) -> InferRequest:
         raise InvalidInput(f"Inference-Header-Content-Length is {json_bytes}, the body has {len(body)} bytes")
     text = body if json_bytes is None else memoryview(body)[:json_bytes]
     try:
-        if len(text) > LONG_JSON_BYTES:
-            _outline(text)
-        request = _read(text)
+        request = _read_json(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidInput(f"the body is not an inference request: {error}") from None
+        words = None if isinstance(error, msgspec.ValidationError) else mark_words(text)
+        request = _read_marked(words, error)
     if len(request.id) > MAX_ID_CHARACTERS:
         given = f"{len(request.id)} characters"
         raise invalid_request([Fault(where="id", given=given, allowed=f"at most {MAX_ID_CHARACTERS}")])
@@ -116,6 +127,23 @@ def read_request(body: bytes, json_bytes: int | None) -> InferRequest:
             request.inputs, memoryview(body)[len(body) if json_bytes is None else json_bytes :]
         )
     return request
+
+
+def _read_json(text: bytes | memoryview) -> InferRequest:
+    if len(text) > LONG_JSON_BYTES:
+        _outline(text)
+    found: InferRequest = _read(text)
+    return found
+
+
+def _read_marked(text: bytes | None, error: Exception) -> InferRequest:
+    """Parse a request that has words like NaN among its numbers; `error` is what it is refused for if it has none."""
+    try:
+        if text is not None:
+            return _read_json(text)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as other:
+        error = other
+    raise InvalidInput(f"the body is not an inference request: {error}") from None
 
 
 def read_values(tensor: InputTensor, datatype: Datatype, count: int) -> Array:
@@ -127,6 +155,8 @@ def read_values(tensor: InputTensor, datatype: Datatype, count: int) -> Array:
         values = _flat[datatype](data)
     except (msgspec.DecodeError, RecursionError) as error:
         values = _nested(tensor, datatype, error)
+    if datatype is Datatype.BYTES and has_words(bytes(data)):
+        raise ValueError("Expected `str`, got `float`")
     if len(values) != count:
         raise ValueError(f"{len(values)} values, where the shape needs {count}")
     return from_values(values, datatype)
@@ -157,10 +187,14 @@ def _nested(tensor: InputTensor, datatype: Datatype, error: Exception) -> list[A
     data = bytes(tensor.data)
     if not data:
         raise ValueError("none") from None
+    marked = datatype in FLOATS and has_words(data)
     if not NESTED.match(data):
+        if marked:
+            return unmarked(_flat_marked(data))
         raise ValueError(str(error)) from None
+    kind: Any = float | str if marked else _kinds[datatype]
     try:
-        level: list[Any] = _nested_decoder(tuple(tensor.shape), _kinds[datatype]).decode(data)
+        level: list[Any] = _nested_decoder(tuple(tensor.shape), kind).decode(data)
     except RecursionError:
         raise ValueError("lists that are nested too deeply") from None
     except msgspec.DecodeError as wrong:
@@ -169,7 +203,7 @@ def _nested(tensor: InputTensor, datatype: Datatype, error: Exception) -> list[A
         raise ValueError(f"nested lists that do not match the shape {tensor.shape}") from None
     for _ in tensor.shape[1:]:
         level = [value for part in level for value in part]
-    return level
+    return unmarked(level) if marked else level
 
 
 NESTED = re.compile(rb"\s*\[\s*\[")
@@ -177,7 +211,7 @@ _KIND_WORDS = re.compile("got `(str|null|bool|object|float)`|out of range")
 
 
 @lru_cache(maxsize=256)
-def _nested_decoder(shape: tuple[int, ...], kind: type) -> Any:
+def _nested_decoder(shape: tuple[int, ...], kind: Any) -> Any:
     """Return a decoder of lists of exactly this shape, which stops at the first that has another length."""
     found: Any = kind
     for size in reversed(shape):
@@ -192,7 +226,7 @@ def select_outputs(request: InferRequest, model: ServedModel) -> OutputSelection
     """Return the requested outputs, by default all, and whether each is binary."""
     binary = bool(request.parameters and request.parameters.get("binary_data_output"))
     if not request.outputs:
-        return tuple((number, binary) for number in range(len(model.outputs)))
+        return tuple(OutputChoice(number, binary) for number in range(len(model.outputs)))
     numbers = {tensor.name: number for number, tensor in enumerate(model.outputs)}
     allowed = f"the outputs {', '.join(map(str, model.outputs))}"
     faults = [
@@ -203,15 +237,44 @@ def select_outputs(request: InferRequest, model: ServedModel) -> OutputSelection
     selection = []
     for wanted in request.outputs:
         parameters = wanted.parameters or {}
+        where, number = f"output '{shorten(wanted.name)}'", numbers.get(wanted.name)
         unsupported = [name for name in UNSUPPORTED if name in parameters]
-        if wanted.name not in numbers or unsupported:
+        if number is None or unsupported:
             given = f"{unsupported[0]}, which is not supported" if unsupported else "an unknown name"
-            faults.append(Fault(where=f"output '{shorten(wanted.name)}'", given=given, allowed=allowed))
-        else:
-            selection.append((numbers[wanted.name], bool(parameters.get("binary_data", binary))))
+            faults.append(Fault(where=where, given=given, allowed=allowed))
+            continue
+        classes = parameters.get("classification", 0)
+        if "classification" in parameters and not _is_class_count(classes, model.outputs[number]):
+            given = f"classification {shorten(classes)} of {model.outputs[number].datatype}"
+            faults.append(
+                Fault(where=where, given=given, allowed="a number of classes from 1, of an output of numbers")
+            )
+            continue
+        is_binary = bool(parameters.get("binary_data", binary))
+        selection.append(OutputChoice(number, is_binary, int(classes or 0)))
     if faults:
         raise invalid_request(faults)
     return tuple(selection)
+
+
+def _is_class_count(value: object, tensor: Tensor) -> bool:
+    return type(value) is int and 1 <= value < 2**31 and can_classify(tensor)
+
+
+def read_schedule(request: InferRequest) -> tuple[int, float | None]:
+    """Return the priority of a request, and the seconds after which it is no longer wanted, if it says so."""
+    parameters = request.parameters or {}
+    priority, timeout_us = parameters.get("priority", 0), parameters.get("timeout", 0)
+    faults = []
+    if type(priority) is not int or not 0 <= priority < MAX_PRIORITY:
+        allowed = "a whole number: 1 is the highest, 0 the default"
+        faults.append(Fault(where="parameter 'priority'", given=shorten(priority), allowed=allowed))
+    if type(timeout_us) is not int or not 0 <= timeout_us <= MAX_TIMEOUT_US:
+        allowed = f"microseconds, from 1 to {MAX_TIMEOUT_US}; 0: no limit"
+        faults.append(Fault(where="parameter 'timeout'", given=shorten(timeout_us), allowed=allowed))
+    if faults or type(priority) is not int or type(timeout_us) is not int:
+        raise invalid_request(faults)
+    return priority, timeout_us / 1e6 if timeout_us else None
 
 
 class ResponseEncoder:
@@ -219,13 +282,12 @@ class ResponseEncoder:
 
     def __init__(self, endpoint: str, model: ServedModel) -> None:
         self._model = model
-        self._all: OutputSelection = tuple((number, False) for number in range(len(model.outputs)))
+        self._all = tuple(OutputChoice(number, False) for number in range(len(model.outputs)))
         self._shapes: dict[tuple[int, ...], bytes] = {}
         start = _encode({"model_name": endpoint, "model_version": model.version})
         self._start = start[:-1]
         self._tensors = [
-            (tensor.datatype, _encode({"name": tensor.name, "datatype": tensor.datatype})[:-1] + b',"shape":')
-            for tensor in model.outputs
+            (tensor.datatype, _tensor_head(tensor.name, tensor.datatype)) for tensor in model.outputs
         ]
 
     def selection(self, request: InferRequest) -> OutputSelection:
@@ -257,19 +319,19 @@ class ResponseEncoder:
         if notes:
             start = start + b',"parameters":{%b}' % notes
         parts, blocks = [], []
-        for number, binary in selection:
+        for number, binary, classes in selection:
             datatype, head = self._tensors[number]
             array = outputs[number]
+            if classes:
+                array, datatype = classify(array, self._model.outputs[number], classes), Datatype.BYTES
+                head = _tensor_head(self._model.outputs[number].name, datatype)
             if binary:
                 block = to_bytes(array, datatype)
                 blocks.append(block)
                 tail = b',"parameters":{"binary_data_size":%d}}' % len(block)
             else:
                 _require_small(array)
-                data = _encode(array.ravel().tolist())
-                tail = b',"data":' + data + b"}"
-                if datatype in FLOATS and b"null" in data:
-                    tail = b',"parameters":{"not_finite":%d}' % data.count(b"null") + tail
+                tail = b',"data":' + encode_values(array) + b"}"
             parts.append(head + (self._shapes.get(array.shape) or self._shape(array.shape)) + tail)
         text = start + b',"outputs":[' + b",".join(parts) + b"]}"
         return (text, None) if not blocks else (b"".join((text, *blocks)), len(text))
@@ -278,6 +340,11 @@ class ResponseEncoder:
         if len(self._shapes) > CACHED_SHAPES:
             self._shapes.clear()
         return self._shapes.setdefault(shape, _encode(shape))
+
+
+def _tensor_head(name: str, datatype: Datatype) -> bytes:
+    head: bytes = _encode({"name": name, "datatype": datatype})
+    return head[:-1] + b',"shape":'
 
 
 def encode_parameters(parameters: Mapping[str, str | int | float]) -> bytes:

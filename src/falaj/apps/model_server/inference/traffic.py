@@ -143,7 +143,7 @@ class Fallback:
         )
         try:
             other = self._for(failed, version)
-            other.notes = other.notes + b"," + notes if other.notes else notes
+            other.add_notes(notes)
             failed.exchange.queued = other
             other.queue.submit(other)
         except FalajError:

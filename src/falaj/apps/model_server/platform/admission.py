@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
+from falaj.governance import objects
 from falaj.governance.identity.directory import Authenticator
 from falaj.governance.operations.caller import Caller
 from falaj.governance.operations.gate import Gate
@@ -75,6 +76,18 @@ class GateAdmission:
         caller = self._authenticated(credential)
         action, resource = self._resource(endpoint)
         self._hot.decide(caller, action, resource)
+
+    def permitted(self, credential: str, endpoints: Sequence[str]) -> Sequence[str]:
+        caller = self._authenticated(credential)
+        authorizer = self._gate.authorizer
+        with self._gate.database.read() as tx:
+            state = authorizer.state(tx)
+            found = {name: objects.by_id(tx, self.endpoints.get(name, "")) for name in endpoints}
+            return [
+                name
+                for name, endpoint in found.items()
+                if endpoint is not None and authorizer.decide_in(state, tx, caller, INFER, endpoint).allowed
+            ]
 
     def _authenticated(self, credential: str) -> Caller:
         with self._gate.database.read() as tx:

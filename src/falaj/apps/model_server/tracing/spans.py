@@ -7,7 +7,7 @@ import re
 import time
 from collections.abc import Callable
 from random import Random
-from typing import NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 _PARENT = re.compile(rb"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 SAMPLED = 1
@@ -69,7 +69,11 @@ class RequestTrace:
         *("prepared", "run", "span", "trace", "version"),
     )
 
+    started: ClassVar[bool] = False
+    """Whether this process has traced a request: if not, batches need not be looked through for traces."""
+
     def __init__(self, sink: TraceSink, endpoint: str, began_s: float, parent: TraceParent | None) -> None:
+        RequestTrace.started = True
         self._sink = sink
         self._began = int(began_s * 1e9)
         self._parent = None if parent is None else parent.span
@@ -84,6 +88,10 @@ class RequestTrace:
         """When the request was parsed and went to the queue."""
         self.run: tuple[int, int] | None = None
         """When the model ran; that of the batch."""
+
+    def ran(self, version: str, run: tuple[int, int]) -> None:
+        """Mark which version ran, and when."""
+        self.version, self.run = version, run
 
     def end(self, status: int) -> None:
         """Hand the trace on; only the first call counts."""
@@ -111,7 +119,7 @@ class RequestTrace:
             parts.append(TraceSpan("lookup", *self.lookup))
         if self.run is not None:
             began, ended = self.run
-            parts.append(TraceSpan("queue", min(self.prepared, began), began))
+            parts.append(TraceSpan("queue", min(self.prepared or self._began, began), began))
             parts.append(TraceSpan("model", began, ended))
             parts.append(TraceSpan("response", ended, self._end))
         return parts
