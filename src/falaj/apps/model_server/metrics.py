@@ -18,7 +18,7 @@ from falaj.apps.byte_shares import ByteShares
 from falaj.apps.model_server import triton_metrics
 from falaj.apps.model_server.triton_metrics import ModelTotals
 from falaj.records.names import ObjectId
-from falaj.records.serving import ProcessLoad, ServerLoad, VersionLoad
+from falaj.records.serving import ReplicaUsage, ServerLoad, VersionLoad
 from falaj.serving.deployment_state import ServedEndpoint
 from falaj.serving.lookups import AGES_S
 from falaj.serving.runtime.batch_queue import BatchQueue
@@ -111,7 +111,7 @@ class ServerMetrics:
             for version, queue in served.queues.items()
             for known in [self.of_version(name, version)]
         ]
-        replica = ProcessLoad(
+        replica = ReplicaUsage(
             replica=self.replica,
             pid=os.getpid(),
             clock_s=time.perf_counter(),
