@@ -25,9 +25,6 @@ from falaj.serving.runtime.batch_queue import BatchQueue
 from falaj.serving.runtime.metering import MeteredEngine
 from falaj.serving.scores import BOUNDS_S
 
-REPLICA = os.environ.get("FALAJ_REPLICA", "0")
-"""Which of the replicas this process is."""
-
 
 class VersionMetrics:
     """Counts of one version of an endpoint."""
@@ -60,6 +57,8 @@ class ServerMetrics:
 
     def __init__(self, shares: ByteShares) -> None:
         self._shares = shares
+        self.replica = "0"
+        """Which of the replicas this process is."""
         self._versions: dict[tuple[str, str], VersionMetrics] = {}
         self.served: Mapping[str, ServedEndpoint] = {}
         self.meters: WeakKeyDictionary[BatchQueue, MeteredEngine] = WeakKeyDictionary()
@@ -70,6 +69,8 @@ class ServerMetrics:
         self.refused: Counter[int] = Counter()
         self.reloads: Counter[str] = Counter()
         self.unlogged = 0
+        self.traces: Mapping[str, int] = {}
+        """Traces by what became of them: sent, failed or dropped."""
         self._registry = CollectorRegistry()
         self._registry.register(self)
 
@@ -86,7 +87,9 @@ class ServerMetrics:
 
     def render(self) -> bytes:
         """Return all metrics as text: ours, and those that Triton has under the names that it gives them."""
-        return generate_latest(self._registry) + triton_metrics.render(self.model_totals(), replica=REPLICA)
+        return generate_latest(self._registry) + triton_metrics.render(
+            self.model_totals(), replica=self.replica
+        )
 
     def load(self) -> ServerLoad:
         """Return what the server does now, for `endpoints.load`."""
@@ -95,7 +98,7 @@ class ServerMetrics:
                 endpoint=ObjectId(served.endpoint.id or name),
                 name=name,
                 version=version,
-                replica=REPLICA,
+                replica=self.replica,
                 requests=sum(known.statuses.values()),
                 errors=sum(known.statuses.values()) - known.statuses[200],
                 rows=known.rows,
@@ -109,7 +112,7 @@ class ServerMetrics:
             for known in [self.of_version(name, version)]
         ]
         replica = ReplicaUsage(
-            replica=REPLICA,
+            replica=self.replica,
             pid=os.getpid(),
             clock_s=time.perf_counter(),
             cpu_s=time.process_time(),
@@ -134,6 +137,7 @@ class ServerMetrics:
         yield GaugeMetricFamily("falaj_serving_held_bytes", "Bytes of unanswered requests", self.held_bytes)
         yield _counter("refused", "Requests refused before they reached an endpoint", "status", self.refused)
         yield _counter("reloads", "Changes of what is served", "outcome", self.reloads)
+        yield _counter("traces", "Traces of requests: sent, failed or dropped", "outcome", dict(self.traces))
         yield CounterMetricFamily(
             "falaj_serving_unlogged", "Batches that the log did not take", self.unlogged
         )

@@ -20,6 +20,7 @@ from falaj.apps.model_server.inference.prediction import Prediction, predicted_b
 from falaj.apps.model_server.inference.shadow import ShadowRunner
 from falaj.apps.model_server.limits import ServerLimits
 from falaj.apps.model_server.metrics import ServerMetrics
+from falaj.apps.model_server.tracing.spans import Tracer
 from falaj.apps.socket_listener import SocketListener
 from falaj.apps.tls_listener import TlsListener
 from falaj.errors import FalajError
@@ -60,6 +61,7 @@ class ModelServer:
         access: HttpAccess | None = None,
         failures: AuthenticationFailures | None = None,
         load: Callable[[ServedFile], ModelEngine] = load_file,
+        tracer: Tracer | None = None,
     ) -> None:
         self.limits = limits or ServerLimits()
         self.access = access or HttpAccess()
@@ -76,7 +78,7 @@ class ModelServer:
         self.shadows = ShadowRunner(self._sink, self.metrics.shadow_outcomes)
         self._deployment_state = DeploymentState(self._make_queue, load)
         self._dispatcher = Dispatcher(
-            admission, features or NoFeatureReader(), self._sink, self.metrics, self.limits
+            admission, features or NoFeatureReader(), self._sink, self.metrics, self.limits, tracer
         )
         self.dispatch = self._dispatcher.dispatch
         self.compress = self._dispatcher.compress

@@ -31,6 +31,7 @@ from falaj.apps.model_server.inference.paths import UNKNOWN, PathKind, PathTarge
 from falaj.apps.model_server.inference.prediction import Prediction, prepare
 from falaj.apps.model_server.limits import ServerLimits
 from falaj.apps.model_server.metrics import ServerMetrics
+from falaj.apps.model_server.tracing.spans import Tracer
 from falaj.errors import Denied, FalajError, Internal, NotFound, Unavailable
 from falaj.serving.dependencies import LOAD_PATH, Admission, FeatureReader, PredictionSink
 from falaj.serving.deployment_state import ServedEndpoint
@@ -68,7 +69,9 @@ class Dispatcher:
         sink: PredictionSink,
         metrics: ServerMetrics,
         limits: ServerLimits,
+        tracer: Tracer | None = None,
     ) -> None:
+        self._tracer = tracer
         self._limits = limits
         self.decisions = DecisionQueue(admission)
         self._features = features
@@ -246,6 +249,9 @@ class Dispatcher:
         return HttpResponse(200, self._metrics.render(), responses.METRICS)
 
     def _infer(self, exchange: HttpExchange, target: PathTarget, caller: str) -> None:
+        if self._tracer is not None:
+            parent = exchange.header(b"traceparent")
+            exchange.trace = self._tracer.start(target.endpoint or "", exchange.began, parent)
         looks_up = target.served is not None and target.served.joins
         if exchange.size > (LARGE_LOOKUP_BYTES if looks_up else LARGE_BODY_BYTES):
             future = self._parsing_pool.submit(prepare, exchange, target, caller, self._features)
