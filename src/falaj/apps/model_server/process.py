@@ -22,6 +22,7 @@ from falaj.apps.model_server.platform.log_process import LogReceiver, LogThread
 from falaj.apps.model_server.platform.recorder import PredictionRecorder
 from falaj.apps.model_server.platform.reload import DeploymentReloader
 from falaj.apps.model_server.replica import Accept, ParentChannel, ReplicaFacts, SharedSockets
+from falaj.apps.model_server.replica_metrics import ReplicaMetrics
 from falaj.apps.model_server.server import ModelServer
 from falaj.apps.process_setup import stop_with_parent
 from falaj.assembly.model_server import LocalListener, local_secret, service_caller, version_opener
@@ -131,6 +132,8 @@ async def serve_replica(
         platform, limits_of_replica(platform.config.serving), start_log=start_log
     ) as running:
         server = running.server
+        if (config := platform.config.serving.replicas).most > 1 or not config.min:
+            server.metrics.peers = ReplicaMetrics(platform.home.replica_metrics, facts.name)
         accept: dict[str, Accept] = {
             "http": partial(server.accept, tls=running.tls),
             "local": partial(server.accept_internal, secret=local_secret(platform.home)),
@@ -148,6 +151,7 @@ async def serve_replica(
         reporting.cancel()
         if message["stop"]:
             await server.drain(message["stop"])
+        server.metrics.store()
 
 
 async def _report(running: RunningServer, channel: ParentChannel) -> None:
@@ -160,6 +164,7 @@ async def _report(running: RunningServer, channel: ParentChannel) -> None:
     while True:
         await asyncio.sleep(REPORT_S)
         channel.report(load=meter.read(running.server.in_flight).model_dump(mode="json"))
+        running.server.metrics.store()
 
 
 def tune_interpreter() -> None:
