@@ -58,6 +58,28 @@ STARTS_S = 20.0
 """How long the first deployment waits for the address of the model server."""
 
 
+MissingRules = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="[VIEW:]RULE|FEATURE=NUMBER",
+        help="For features that are not known: a number, impute or reject. (default: NaN; may be repeated)",
+    ),
+]
+ImputedValues = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="FEATURE=NUMBER",
+        help="What --missing impute takes, such as the mean of the training set. (may be repeated)",
+    ),
+]
+LongestAges = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="[VIEW=]TIME", help="Older features count as not known, such as 1h. (may be repeated)"
+    ),
+]
+
+
 def deploy(
     session: Session,
     model: Annotated[
@@ -86,26 +108,9 @@ def deploy(
             help="The model's columns in order, if the model does not name them. (may be repeated)",
         ),
     ] = None,
-    missing: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="[VIEW:]RULE|FEATURE=NUMBER",
-            help="For features that are not known: a number, impute or reject. (default: NaN; may be repeated)",
-        ),
-    ] = None,
-    impute: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="FEATURE=NUMBER",
-            help="What --missing impute takes, such as the mean of the training set. (may be repeated)",
-        ),
-    ] = None,
-    max_age: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="[VIEW=]TIME", help="Older features count as not known, such as 1h. (may be repeated)"
-        ),
-    ] = None,
+    missing: MissingRules = None,
+    impute: ImputedValues = None,
+    max_age: LongestAges = None,
     scoring: Annotated[
         str | None, typer.Option(metavar="SCORING", help="How labels are scored: log_loss or squared_error.")
     ] = None,
