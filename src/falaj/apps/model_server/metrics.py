@@ -16,6 +16,7 @@ from prometheus_client.metrics_core import Metric
 
 from falaj.apps.byte_shares import ByteShares
 from falaj.apps.model_server import triton_metrics
+from falaj.apps.model_server.replica_metrics import ReplicaMetrics
 from falaj.apps.model_server.triton_metrics import ModelTotals
 from falaj.records.names import ObjectId
 from falaj.records.serving import ReplicaUsage, ServerLoad, VersionLoad
@@ -71,6 +72,8 @@ class ServerMetrics:
         self.unlogged = 0
         self.traces: Mapping[str, int] = {}
         """Traces by what became of them: sent, failed or dropped."""
+        self.peers: ReplicaMetrics | None = None
+        """The replicas beside this one, if there are."""
         self._registry = CollectorRegistry()
         self._registry.register(self)
 
@@ -87,12 +90,31 @@ class ServerMetrics:
 
     def render(self) -> bytes:
         """Return all metrics as text: ours, and those that Triton has under the names that it gives them."""
-        return generate_latest(self._registry) + triton_metrics.render(
-            self.model_totals(), replica=self.replica
-        )
+        text = self._own_text()
+        if self.peers is None:
+            return text.encode()
+        return self.peers.combined(text, self._own_load().model_dump_json()).encode()
+
+    def store(self) -> None:
+        """Write the metrics for the replicas beside this one, if there are."""
+        if self.peers is not None:
+            self.peers.store(self._own_text(), self._own_load().model_dump_json())
+
+    def _own_text(self) -> str:
+        totals = triton_metrics.render(self.model_totals(), replica=self.replica)
+        return (generate_latest(self._registry) + totals).decode()
 
     def load(self) -> ServerLoad:
-        """Return what the server does now, for `endpoints.load`."""
+        """Return what the server does now, with the replicas beside this one, for `endpoints.load`."""
+        own = self._own_load()
+        others = [] if self.peers is None else [each for each in self.peers.others() if each.is_running]
+        loads = [own, *(ServerLoad.model_validate_json(each.load) for each in others)]
+        return ServerLoad(
+            replicas=tuple(replica for load in loads for replica in load.replicas),
+            versions=tuple(version for load in loads for version in load.versions),
+        )
+
+    def _own_load(self) -> ServerLoad:
         versions = [
             VersionLoad(
                 endpoint=ObjectId(served.endpoint.id or name),

@@ -22,16 +22,15 @@ from falaj.apps.model_server.platform.log_process import LogReceiver, LogThread
 from falaj.apps.model_server.platform.recorder import PredictionRecorder
 from falaj.apps.model_server.platform.reload import DeploymentReloader
 from falaj.apps.model_server.replica import Accept, ParentChannel, ReplicaFacts, SharedSockets
+from falaj.apps.model_server.replica_metrics import ReplicaMetrics
 from falaj.apps.model_server.server import ModelServer
 from falaj.apps.model_server.tracing.export import TraceExporter
 from falaj.apps.model_server.tracing.spans import Tracer
 from falaj.apps.process_setup import stop_with_parent
 from falaj.assembly.drivers import open_egress
-from falaj.assembly.home import Home
 from falaj.assembly.model_server import (
     LocalListener,
     local_secret,
-    publish_load,
     service_caller,
     version_opener,
 )
@@ -154,13 +153,15 @@ async def serve_replica(
         platform, limits_of_replica(platform.config.serving), start_log=start_log, replica=facts.name
     ) as running:
         server = running.server
+        if (config := platform.config.serving.replicas).most > 1 or not config.min:
+            server.metrics.peers = ReplicaMetrics(platform.home.replica_metrics, facts.name)
         accept: dict[str, Accept] = {
             "http": partial(server.accept, tls=running.tls),
             "local": partial(server.accept_internal, secret=local_secret(platform.home)),
         }
         sockets, channel = SharedSockets(facts.sockets, accept), ParentChannel(facts.reports)
         channel.open()
-        reporting = asyncio.create_task(_report(running, channel, platform.home))
+        reporting = asyncio.create_task(_report(running, channel))
         replicas = 0
         while "stop" not in (message := await channel.messages.get()):
             sockets.accept_from(message["accept"])
@@ -171,10 +172,11 @@ async def serve_replica(
         reporting.cancel()
         if message["stop"]:
             await server.drain(message["stop"])
+        server.metrics.store()
 
 
-async def _report(running: RunningServer, channel: ParentChannel, home: Home) -> None:
-    """Report the state, and the load every second; publish the counts of versions for `endpoints.load`."""
+async def _report(running: RunningServer, channel: ParentChannel) -> None:
+    """Report the state, and the load every second."""
     channel.report(state="loading")
     await running.loaded.wait()
     tune_interpreter()
@@ -183,7 +185,7 @@ async def _report(running: RunningServer, channel: ParentChannel, home: Home) ->
     while True:
         await asyncio.sleep(REPORT_S)
         channel.report(load=meter.read(running.server.in_flight).model_dump(mode="json"))
-        publish_load(home, running.server.metrics.load())
+        running.server.metrics.store()
 
 
 def trace_exporter(config: Config, *, replica: str = "0") -> TraceExporter | None:
