@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
-from falaj.apps.model_server.inference.row_formats import (
+from falaj.apps.model_server.inference.plain_rows.formats import (
     MAX_ROWS,
     RowFormat,
     accepted_format,
@@ -27,7 +27,7 @@ from falaj.apps.model_server.inference.row_formats import (
     write_csv,
     write_json,
 )
-from falaj.apps.model_server.inference.rows import RowSchema, build_request
+from falaj.apps.model_server.inference.plain_rows.rows import RowSchema, build_request
 from falaj.apps.model_server.limits import ServerLimits
 from falaj.errors import InvalidInput, TooLarge
 from falaj.governance import arrow_ipc

@@ -16,8 +16,8 @@ from falaj.apps.byte_shares import ByteShares
 from falaj.apps.model_server.http.access import HttpAccess
 from falaj.apps.model_server.http.connection import Connection, ServerConnection
 from falaj.apps.model_server.inference.dispatch import Dispatcher
+from falaj.apps.model_server.inference.plain_rows.formats import ReadArrow
 from falaj.apps.model_server.inference.prediction import Prediction, predicted_batch
-from falaj.apps.model_server.inference.row_formats import ReadArrow
 from falaj.apps.model_server.inference.shadow import ShadowRunner
 from falaj.apps.model_server.limits import ServerLimits
 from falaj.apps.model_server.metrics import ServerMetrics

@@ -27,9 +27,9 @@ from falaj.apps.model_server.inference.model_reports import (
     unload_refused,
 )
 from falaj.apps.model_server.inference.paths import UNKNOWN, PathKind, PathTarget, build_path_table
+from falaj.apps.model_server.inference.plain_rows.formats import ReadArrow
+from falaj.apps.model_server.inference.plain_rows.prediction import prepare_rows
 from falaj.apps.model_server.inference.prediction import Prediction, prepare
-from falaj.apps.model_server.inference.row_formats import ReadArrow
-from falaj.apps.model_server.inference.row_prediction import prepare_rows
 from falaj.apps.model_server.limits import ServerLimits
 from falaj.apps.model_server.metrics import ServerMetrics
 from falaj.errors import Denied, FalajError, Internal, NotFound, Unavailable

@@ -11,12 +11,12 @@ import numpy.typing as npt
 
 from falaj.apps.model_server.http.exchange import HttpExchange
 from falaj.apps.model_server.http.responses import JSON, HttpResponse
-from falaj.apps.model_server.inference import row_formats
 from falaj.apps.model_server.inference.paths import PathKind, PathTarget
+from falaj.apps.model_server.inference.plain_rows import formats
+from falaj.apps.model_server.inference.plain_rows.formats import ReadArrow, RowFormat
+from falaj.apps.model_server.inference.plain_rows.rows import Rows, RowSchema, build_request
 from falaj.apps.model_server.inference.prediction import Prediction, prepare_request
 from falaj.apps.model_server.inference.protocol import require_small_json
-from falaj.apps.model_server.inference.row_formats import ReadArrow, RowFormat
-from falaj.apps.model_server.inference.rows import Rows, RowSchema, build_request
 from falaj.errors import NotFound, Unavailable
 from falaj.serving.dependencies import FeatureReader
 from falaj.serving.deployment_state import ServedEndpoint
@@ -54,7 +54,7 @@ class RowPrediction(Prediction):
     def _encode(self, outputs: Sequence[Array], ident: str) -> None:
         model = self.queue.model
         named = {tensor.name: array for tensor, array in zip(model.outputs, outputs, strict=True)}
-        row_formats.require_row_outputs(named, self._rows)
+        formats.require_row_outputs(named, self._rows)
         for array in named.values():
             require_small_json(array)
         self.response = HttpResponse(200, self._write(self, named, ident), self._kind, prediction=ident)
@@ -74,11 +74,11 @@ def prepare_rows(
     kind: str
     write: Write
     if target.kind is PathKind.V1_PREDICT:
-        rows, ident = row_formats.read_json(exchange.body, key="instances")
+        rows, ident = formats.read_json(exchange.body, key="instances")
         kind, write = JSON, _write_v1
     else:
-        given, has_header = row_formats.format_of(exchange.header(b"content-type"))
-        wanted = row_formats.accepted_format(exchange.header(b"accept"), given)
+        given, has_header = formats.format_of(exchange.header(b"content-type"))
+        wanted = formats.accepted_format(exchange.header(b"accept"), given)
         rows, ident = _read(exchange.body, given, caller, read_arrow, has_header=has_header)
         kind, write = wanted.value, _WRITERS[wanted]
     request = build_request(rows, _schema(served, target.version), request=ident)
@@ -94,12 +94,12 @@ def _read(
     body: bytes, given: RowFormat, caller: str, read_arrow: ReadArrow | None, *, has_header: bool
 ) -> tuple[Rows, str]:
     if given is RowFormat.JSON:
-        return row_formats.read_json(body, key="records")
+        return formats.read_json(body, key="records")
     if given is RowFormat.CSV:
-        return row_formats.read_csv(body, has_header=has_header), ""
+        return formats.read_csv(body, has_header=has_header), ""
     if read_arrow is None:
         raise Unavailable("this server has no process that parses Arrow; send JSON or CSV")
-    return row_formats.read_arrow(read_arrow(body, caller)), ""
+    return formats.read_arrow(read_arrow(body, caller)), ""
 
 
 def _schema(served: ServedEndpoint, version: str | None) -> RowSchema:
@@ -108,18 +108,18 @@ def _schema(served: ServedEndpoint, version: str | None) -> RowSchema:
 
 
 def _write_v1(prediction: RowPrediction, outputs: Mapping[str, Array], ident: str) -> bytes:
-    return row_formats.write_v1(outputs)
+    return formats.write_v1(outputs)
 
 
 def _write_json(prediction: RowPrediction, outputs: Mapping[str, Array], ident: str) -> bytes:
     facts = {"model_name": prediction.queue.model.name, "model_version": prediction.queue.model.version}
     own = prediction.request_facts[1]
     named = {"id": own, "prediction": ident} if own and ident else {"id": own or ident}
-    return row_formats.write_json(outputs, facts=facts | named, notes=prediction.notes)
+    return formats.write_json(outputs, facts=facts | named, notes=prediction.notes)
 
 
 _WRITERS: dict[RowFormat, Write] = {
     RowFormat.JSON: _write_json,
-    RowFormat.CSV: lambda prediction, outputs, ident: row_formats.write_csv(outputs),
-    RowFormat.ARROW: lambda prediction, outputs, ident: row_formats.write_arrow(outputs),
+    RowFormat.CSV: lambda prediction, outputs, ident: formats.write_csv(outputs),
+    RowFormat.ARROW: lambda prediction, outputs, ident: formats.write_arrow(outputs),
 }

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import orjson
 
 from falaj.apps.model_server.inference.json_values import encode_values
-from falaj.apps.model_server.inference.rows import Rows, Values, require_rows
+from falaj.apps.model_server.inference.plain_rows.rows import Rows, Values, require_rows
 from falaj.errors import InvalidInput, TooLarge, shorten
 
 Array = npt.NDArray[Any]
