@@ -19,8 +19,6 @@ import pytest
 
 import falaj as fj
 from falaj.apps.supervisor import status
-from falaj.assembly.home import find_home
-from falaj.assembly.model_server import LocalModelServer
 from falaj.sdk.platform import Platform
 from model_servers import constant
 from polling import eventually
@@ -152,13 +150,12 @@ def test_replicas_are_replaced_and_changed_under_load_and_no_request_fails(tmp_p
     with running_platform(tmp_path, "min = 2\nmax = 2") as running:
         running.register(2)
         eventually(lambda: running.are_ready(2), within=READY_S, every=0.1)
-        home = find_home(running.home)
-        assert home is not None
         with load_on(running) as load:
             load.grows("1")
             first = running.replicas()
+            assert {each.pid for each in running.platform.endpoints.replicas().replicas} == first
 
-            LocalModelServer(home).restart()
+            running.platform.endpoints.restart()
             eventually(
                 lambda: not first & running.replicas() and running.are_ready(2), within=READY_S, every=0.1
             )
@@ -181,7 +178,9 @@ def test_replicas_are_replaced_and_changed_under_load_and_no_request_fails(tmp_p
 
         assert sum(failed.values()) <= 4, failed  # one for each client: what the killed one was answering
         assert not any("ConnectError" in str(key) for key in failed)
-        assert "m" in str(running.platform.endpoints.show("m"))
+        found = running.platform.endpoints.replicas()
+        assert found.status == "2 ready"
+        assert all(each.load is not None and each.load.rss_bytes > 10**7 for each in found.replicas)
 
 
 def test_the_last_replica_stops_when_idle_and_the_next_request_waits_for_another(tmp_path: Path) -> None:

@@ -13,7 +13,12 @@ from datetime import timedelta
 from falaj.apps.message_writer import MessageWriter
 from falaj.apps.ports import open_sockets
 from falaj.assembly.home import Home
-from falaj.assembly.model_server import process_replicas, publish_local_socket, sockets_needed
+from falaj.assembly.model_server import (
+    process_replicas,
+    publish_local_socket,
+    publish_replicas,
+    sockets_needed,
+)
 from falaj.ports.replicas import ReplicaDriver
 from falaj.records.config import ServingConfig
 from falaj.records.control.replicas import Replica, ReplicaState
@@ -94,13 +99,14 @@ class ModelReplicas:
         running = [each for each in found if each.state in (ReplicaState.STARTING, ReplicaState.READY)]
         if any(each.state is ReplicaState.READY for each in running):
             self._recover(running)
-        self._decide(self.driver, running, now)
+        self._decide(self.driver, found, now)
         self._reach(self.driver, running, now)
 
     def close(self, *, by: float) -> None:
         """Stop all replicas by a monotonic time."""
         if self.driver is not None:
             self.driver.close(within=timedelta(seconds=max(0.1, by - time.monotonic())))
+            self.home.replicas.unlink(missing_ok=True)
         self._opened.close()
 
     def restart(self) -> None:
@@ -173,11 +179,12 @@ class ModelReplicas:
 
     # ------------------------------------------------------------------------------------------- scaling
 
-    def _decide(self, driver: ReplicaDriver, running: Sequence[Replica], now: float) -> None:
-        ready = [each for each in running if each.state is ReplicaState.READY]
+    def _decide(self, driver: ReplicaDriver, found: Sequence[Replica], now: float) -> None:
+        ready = [each for each in found if each.state is ReplicaState.READY]
         waiting = not ready and driver.has_waiting_clients()
         if now - self.sampled_at >= SAMPLE_S or waiting:
             self.sampled_at = now
+            publish_replicas(self.home, found)
             if ready:
                 self.samples.append(_sample(ready, now))
             else:

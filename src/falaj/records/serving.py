@@ -386,7 +386,7 @@ class VersionLoad(Record):
     waiting: int
 
 
-class ReplicaLoad(Record):
+class ReplicaUsage(Record):
     """A process of the model server. `clock_s` and `cpu_s` grow: divide by their differences to get rates."""
 
     replica: str
@@ -400,7 +400,7 @@ class ReplicaLoad(Record):
 class ServerLoad(Record):
     """What the model server does now, in counts that grow; two of them show the rates between."""
 
-    replicas: tuple[ReplicaLoad, ...]
+    replicas: tuple[ReplicaUsage, ...]
     versions: tuple[VersionLoad, ...]
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 from falaj.errors import Unavailable
 from falaj.governance.operations.call import Call
 from falaj.ports.metadata import Transaction
+from falaj.records.control.replicas import ServerReplicas
 from falaj.records.features import OnlineRows, StoredView
 from falaj.records.governance.identity import FailureReason
 from falaj.records.governance.objects import StoredObject
@@ -81,6 +82,14 @@ class ModelServerClient(Protocol):
 
     def wake(self) -> None:
         """Request that a model server be started."""
+        ...
+
+    def replicas(self) -> ServerReplicas:
+        """Return its replicas, as of the last seconds."""
+        ...
+
+    def restart(self) -> None:
+        """Request that its replicas be replaced, one after the other."""
         ...
 
     def require_engine(self) -> None:

@@ -19,6 +19,7 @@ from falaj.governance.operations.gate import Gate
 from falaj.governance.operations.operation import ByteStream, Mode, operation
 from falaj.governance.operations.pagination import list_page
 from falaj.ports.parsers import ParserPool
+from falaj.records.control.replicas import ServerReplicas
 from falaj.records.features import ViewRef
 from falaj.records.governance.identity import Role
 from falaj.records.governance.objects import Cursor, Page, PageSize, StoredObject
@@ -202,6 +203,17 @@ class Endpoints:
         objects.delete(call.tx, removed.id, at=call.now)
         store.advance(call.tx)
         return removed
+
+    @operation("endpoints.replicas", resource="platform", mode=Mode.READ, allow=Role.OPERATOR)
+    def replicas(self) -> ServerReplicas:
+        """Show the replicas of the model server, which serve all endpoints, with their load in the last seconds."""
+        return self._server.replicas()
+
+    @operation("endpoints.restart", resource="platform", allow=Role.OPERATOR)
+    def restart(self) -> ServerReplicas:
+        """Replace the replicas of the model server one after the other; no request fails."""
+        self._server.restart()
+        return self._server.replicas()
 
     @operation("endpoints.stats", resource="endpoint", mode=Mode.READ)
     def stats(self, endpoint: EndpointRef, *, since: AwareDatetime | None = None) -> EndpointStats:

@@ -18,7 +18,7 @@ from falaj.apps.byte_shares import ByteShares
 from falaj.apps.model_server import triton_metrics
 from falaj.apps.model_server.triton_metrics import ModelTotals
 from falaj.records.names import ObjectId
-from falaj.records.serving import ReplicaLoad, ServerLoad, VersionLoad
+from falaj.records.serving import ReplicaUsage, ServerLoad, VersionLoad
 from falaj.serving.deployment_state import ServedEndpoint
 from falaj.serving.lookups import AGES_S
 from falaj.serving.runtime.batch_queue import BatchQueue
@@ -108,7 +108,7 @@ class ServerMetrics:
             for version, queue in served.queues.items()
             for known in [self.of_version(name, version)]
         ]
-        replica = ReplicaLoad(
+        replica = ReplicaUsage(
             replica=REPLICA,
             pid=os.getpid(),
             clock_s=time.perf_counter(),

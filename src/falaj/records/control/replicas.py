@@ -96,3 +96,11 @@ class Replica(Record):
     """How it ended, like "code 1" or "signal 9"."""
     problem: str | None = None
     """What it said keeps it from serving."""
+
+
+class ServerReplicas(Record):
+    """The model server of this platform: how many replicas are ready and why, and what each does."""
+
+    status: str | None
+    """None if it does not run."""
+    replicas: tuple[Replica, ...] = ()

@@ -34,6 +34,7 @@ from falaj.apps.cli.output.values import format_value, plural, printable
 from falaj.apps.cli.session import Session
 from falaj.control.services import all_operations
 from falaj.errors import FalajError, Fault, InvalidInput, Unavailable
+from falaj.records.control.replicas import ServerReplicas
 from falaj.records.registry import TensorSpec
 from falaj.records.serving import (
     Datatype,
@@ -55,6 +56,28 @@ PRESENTATION = Presentation(lists={"endpoint": "endpoints list"})
 
 STARTS_S = 20.0
 """How long the first deployment waits for the address of the model server."""
+
+
+MissingRules = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="[VIEW:]RULE|FEATURE=NUMBER",
+        help="For features that are not known: a number, impute or reject. (default: NaN; may be repeated)",
+    ),
+]
+ImputedValues = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="FEATURE=NUMBER",
+        help="What --missing impute takes, such as the mean of the training set. (may be repeated)",
+    ),
+]
+LongestAges = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="[VIEW=]TIME", help="Older features count as not known, such as 1h. (may be repeated)"
+    ),
+]
 
 
 def deploy(
@@ -85,26 +108,9 @@ def deploy(
             help="The model's columns in order, if the model does not name them. (may be repeated)",
         ),
     ] = None,
-    missing: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="[VIEW:]RULE|FEATURE=NUMBER",
-            help="For features that are not known: a number, impute or reject. (default: NaN; may be repeated)",
-        ),
-    ] = None,
-    impute: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="FEATURE=NUMBER",
-            help="What --missing impute takes, such as the mean of the training set. (may be repeated)",
-        ),
-    ] = None,
-    max_age: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="[VIEW=]TIME", help="Older features count as not known, such as 1h. (may be repeated)"
-        ),
-    ] = None,
+    missing: MissingRules = None,
+    impute: ImputedValues = None,
+    max_age: LongestAges = None,
     scoring: Annotated[
         str | None, typer.Option(metavar="SCORING", help="How labels are scored: log_loss or squared_error.")
     ] = None,
@@ -683,6 +689,12 @@ def _deployed(made: DeployedEndpoint, given: Given) -> Message:
         f"{made.name} is served by {shares}{where}",
         (("next", f"endpoints stats {named}"), ("undo", back)),
     )
+
+
+@PRESENTATION.message("endpoints.restart")
+def _restarted(made: ServerReplicas, given: Given) -> Message:
+    words = "the replicas of the model server are being replaced, one after the other; no request fails"
+    return Message(words, (("next", "endpoints replicas"),))
 
 
 def _share(route: ServedRoute) -> str:
