@@ -105,6 +105,7 @@ async def running_server(
         limits=limits or limits_of(platform.config.serving),
         access=access_of(platform.config.serving),
         tracer=tracer,
+        read_arrow=client.read_arrow,
     )
     counters = CountReporter(client, server.metrics, recorder, lambda: admission.endpoints, server.shadows)
     recorder.periodic_tasks = (counters.report,)

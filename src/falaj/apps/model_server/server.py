@@ -16,6 +16,7 @@ from falaj.apps.byte_shares import ByteShares
 from falaj.apps.model_server.http.access import HttpAccess
 from falaj.apps.model_server.http.connection import Connection, ServerConnection
 from falaj.apps.model_server.inference.dispatch import Dispatcher
+from falaj.apps.model_server.inference.plain_rows.formats import ReadArrow
 from falaj.apps.model_server.inference.prediction import Prediction, predicted_batch
 from falaj.apps.model_server.inference.shadow import ShadowRunner
 from falaj.apps.model_server.limits import ServerLimits
@@ -59,6 +60,7 @@ class ModelServer:
         sink: PredictionSink | None = None,
         limits: ServerLimits | None = None,
         access: HttpAccess | None = None,
+        read_arrow: ReadArrow | None = None,
         failures: AuthenticationFailures | None = None,
         load: Callable[[ServedFile], ModelEngine] = load_file,
         tracer: Tracer | None = None,
@@ -78,7 +80,13 @@ class ModelServer:
         self.shadows = ShadowRunner(self._sink, self.metrics.shadow_outcomes)
         self._deployment_state = DeploymentState(self._make_queue, load)
         self._dispatcher = Dispatcher(
-            admission, features or NoFeatureReader(), self._sink, self.metrics, self.limits, tracer
+            admission,
+            features or NoFeatureReader(),
+            self._sink,
+            self.metrics,
+            self.limits,
+            tracer=tracer,
+            read_arrow=read_arrow,
         )
         self.dispatch = self._dispatcher.dispatch
         self.compress = self._dispatcher.compress

@@ -28,6 +28,8 @@ from falaj.apps.model_server.inference.model_reports import (
     unload_refused,
 )
 from falaj.apps.model_server.inference.paths import UNKNOWN, PathKind, PathTarget, build_path_table
+from falaj.apps.model_server.inference.plain_rows.formats import ReadArrow
+from falaj.apps.model_server.inference.plain_rows.prediction import prepare_rows
 from falaj.apps.model_server.inference.prediction import Prediction, prepare
 from falaj.apps.model_server.limits import ServerLimits
 from falaj.apps.model_server.metrics import ServerMetrics
@@ -37,7 +39,8 @@ from falaj.serving.dependencies import LOAD_PATH, Admission, FeatureReader, Pred
 from falaj.serving.deployment_state import ServedEndpoint
 
 MODELS, REPOSITORY = b"/v2/models/", b"/v2/repository/models/"
-NAMING = (MODELS, REPOSITORY)
+V1_MODELS, PREDICT = b"/v1/models/", b"/predict"
+NAMING = (MODELS, REPOSITORY, V1_MODELS, PREDICT + b"/")
 """Beginnings of paths that name an endpoint."""
 LAST_WORDS = frozenset((b"infer", b"ready", b"config", b"stats", b"load", b"unload"))
 LARGE_BODY_BYTES = 256 * 1024
@@ -49,10 +52,11 @@ PARSING_THREADS = 2
 
 MAX_DECOMPRESSIONS = 16
 """Compressed bodies of one caller that may wait for a thread: a few bytes can be megabytes of work."""
+ROWS = frozenset((PathKind.PREDICT, PathKind.V1_PREDICT))
 REPORTS = frozenset(
     (
         *(PathKind.METRICS, PathKind.STATISTICS, PathKind.ALL_STATISTICS),
-        *(PathKind.INDEX, PathKind.LOAD, PathKind.UNLOAD),
+        *(PathKind.V1_INDEX, PathKind.INDEX, PathKind.LOAD, PathKind.UNLOAD),
     )
 )
 
@@ -70,8 +74,10 @@ class Dispatcher:
         metrics: ServerMetrics,
         limits: ServerLimits,
         tracer: Tracer | None = None,
+        read_arrow: ReadArrow | None = None,
     ) -> None:
         self._tracer = tracer
+        self._read_arrow = read_arrow
         self._limits = limits
         self.decisions = DecisionQueue(admission)
         self._features = features
@@ -125,7 +131,10 @@ class Dispatcher:
 
     def _normalized_target(self, path: bytes) -> PathTarget:
         """Return the target of a path after normalizing its encoding."""
-        plain = quote(unquote_to_bytes(path.partition(b"?")[0])).encode().rstrip(b"/")
+        path, _, query = path.partition(b"?")
+        if path == PREDICT:
+            path = PREDICT + b"/" + _queried_endpoint(query)
+        plain = quote(unquote_to_bytes(path)).encode().rstrip(b"/")
         return self._paths.get(plain) or _unknown_target(plain)
 
     # -------------------------------------------------------------------------------------- compression
@@ -203,6 +212,8 @@ class Dispatcher:
             exchange.finish(_not_allowed(target.method))
         elif target.kind is PathKind.INFER:
             self._infer(exchange, target, caller)
+        elif target.kind in ROWS:
+            self._predict(exchange, target, caller)
         elif target.response is not None:
             exchange.finish(target.response)
         elif target.kind in REPORTS:
@@ -240,6 +251,9 @@ class Dispatcher:
     def _listed(self, exchange: HttpExchange, target: PathTarget, names: Sequence[str]) -> None:
         served = [self._served[name] for name in names if name in self._served]
         is_index = target.kind is PathKind.INDEX
+        if target.kind is PathKind.V1_INDEX:
+            exchange.finish(responses.json_response({"models": [each.endpoint.name for each in served]}))
+            return
         found = describe_index(served) if is_index else describe_statistics(served, self._metrics)
         exchange.finish(responses.json_response(found))
 
@@ -261,6 +275,13 @@ class Dispatcher:
             self._queue(exchange, prepare(exchange, target, caller, self._features))
         except Exception as error:
             self._failed(exchange, target, error)
+
+    def _predict(self, exchange: HttpExchange, target: PathTarget, caller: str) -> None:
+        """Answer a request of plain rows; they are parsed in a thread, because that takes a while for each value."""
+        future = self._parsing_pool.submit(
+            prepare_rows, exchange, target, caller, self._features, self._read_arrow
+        )
+        future.add_done_callback(partial(self._return, partial(self._prepared, exchange, target)))
 
     def _prepared(self, exchange: HttpExchange, target: PathTarget, future: Future[Prediction]) -> None:
         try:
@@ -292,6 +313,15 @@ class Dispatcher:
         response = responses.error_response(error)
         self._metrics.refused[response.status] += 1
         exchange.finish(response)
+
+
+def _queried_endpoint(query: bytes) -> bytes:
+    """Return the endpoint that a query like endpoint=churn names."""
+    for part in query.split(b"&"):
+        name, _, value = part.partition(b"=")
+        if name == b"endpoint":
+            return value.replace(b"+", b" ")
+    return b""
 
 
 def _compressed(exchange: HttpExchange, response: HttpResponse, coding: bytes, future: Future[bytes]) -> None:
@@ -331,6 +361,7 @@ def _endpoint_in(path: bytes) -> str:
     start = next(prefix for prefix in NAMING if path.startswith(prefix))
     name, _, last = path[len(start) :].rpartition(b"/")
     whole = name if name and last in LAST_WORDS else path[len(start) :]
+    whole = whole.removesuffix(b":predict").removesuffix(b"%3Apredict") if start == V1_MODELS else whole
     return _name(whole.partition(b"/versions/")[0])
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -52,7 +52,7 @@ class Prediction:
             "_is_plain",
             "is_logged_first",
             "_responder",
-            "_selection",
+            "selection",
             "_responders",
             "caller",
             "cancelled",
@@ -80,7 +80,7 @@ class Prediction:
     ) -> None:
         self.exchange = exchange
         self._responders = responders
-        self._selection = selection
+        self.selection = selection
         self._responder = responders[queue.model.version]
         self._is_plain = selection == ALL and not notes and not request_facts[1]
         """The response has nothing of its own but its id and numbers."""
@@ -100,7 +100,7 @@ class Prediction:
 
     def for_version(self, queue: BatchQueue) -> Prediction:
         """Return the same request for a version with the same inputs and outputs."""
-        facts, selection = self.request_facts, self._selection
+        facts, selection = self.request_facts, self.selection
         made = Prediction(self.exchange, queue, self.inputs, facts, self._responders, selection, self.notes)
         made.priority, made.deadline = self.priority, self.deadline
         made.is_logged_first = self.is_logged_first
@@ -117,14 +117,14 @@ class Prediction:
         responder = self._responder
         self.name = ident = responder.next_id()
         body, json_bytes = responder.encoder.encode(
-            self.request_facts[1], ident, outputs, self._selection, notes=self.notes
+            self.request_facts[1], ident, outputs, self.selection, notes=self.notes
         )
         self.response = HttpResponse(200, body, JSON if json_bytes is None else BYTES, json_bytes, ident)
 
     def answer(self, outputs: Sequence[Array]) -> None:
         """Encode a response that no model ran for; it has no id, because it is not logged."""
         body, json_bytes = self._responder.encoder.encode(
-            self.request_facts[1], "", outputs, self._selection, notes=self.notes
+            self.request_facts[1], "", outputs, self.selection, notes=self.notes
         )
         self.response = HttpResponse(200, body, JSON if json_bytes is None else BYTES, json_bytes)
 
@@ -193,6 +193,34 @@ def prepare(exchange: HttpExchange, target: PathTarget, caller: str, features: F
             return Prediction(exchange, kept.queue, (array,), facts, target.responders, kept.selection, b"")
     json_bytes = exchange.json_bytes
     request = read_request(body, json_bytes)
+    made = prepare_request(
+        exchange,
+        target,
+        caller,
+        features,
+        request,
+        again=lambda other: prepare(exchange, replace(target, version=other), caller, features),
+    )
+    if repeated is not None and served.joins.get(made.queue.model.version) is None:
+        found = kept_body(body, json_bytes, request, target, made.queue, made.selection)
+        repeated.bodies[:] = [] if found is None else [found]
+    return made
+
+
+def prepare_request(
+    exchange: HttpExchange,
+    target: PathTarget,
+    caller: str,
+    features: FeatureReader,
+    request: InferRequest,
+    *,
+    again: Callable[[str], Prediction],
+    make: Callable[..., Prediction] = Prediction,
+) -> Prediction:
+    """Choose the version of a parsed request, and check its tensors. `again` prepares it for another version."""
+    served = target.served
+    if served is None:
+        raise NotFound("unknown endpoint")
     named = named_version(served, target.version, exchange)
     version = named or served.router.only or served.router.choose(sticky_key(served, request, exchange))
     queue = served.queues[version]
@@ -209,18 +237,13 @@ def prepare(exchange: HttpExchange, target: PathTarget, caller: str, features: F
         _rows_agree(inputs, queue.model)
     responder = target.responders[version]
     selection = responder.encoder.selection(request)
-    if repeated is not None and join is None:
-        found = kept_body(body, json_bytes, request, target, queue, selection)
-        repeated.bodies[:] = [] if found is None else [found]
-    facts = (endpoint, request.id, caller)
-    made = Prediction(exchange, queue, inputs, facts, target.responders, selection, notes)
+    facts = (served.endpoint.id or served.endpoint.name, request.id, caller)
+    made = make(exchange, queue, inputs, facts, target.responders, selection, notes)
     made.is_logged_first = _is_logged_first(request)
     if exchange.trace is not None:
         exchange.trace.version, exchange.trace.prepared = version, time.perf_counter_ns()
     if served.fallback is not None and named is None:
-        made.fallback = Fallback(
-            served, lambda other: prepare(exchange, replace(target, version=other), caller, features)
-        )
+        made.fallback = Fallback(served, again)
     if request.parameters:
         made.priority, timeout_s = read_schedule(request)
         made.deadline = None if timeout_s is None else _deadline(exchange.began + timeout_s)
