@@ -264,9 +264,12 @@ class KnownTokens:
 class RunningServer:
     """A model server in its own thread."""
 
-    def __init__(self, server: ModelServer, loop: asyncio.AbstractEventLoop, port: int) -> None:
+    def __init__(
+        self, server: ModelServer, loop: asyncio.AbstractEventLoop, port: int, grpc_port: int
+    ) -> None:
         self.server = server
         self.port = port
+        self.grpc_port = grpc_port
         self._loop = loop
 
     def do(self, work: Coroutine[Any, Any, None]) -> None:
@@ -297,9 +300,12 @@ def serving(wanted: Deployment | None, **options: Any) -> Iterator[RunningServer
         server = ModelServer(options.pop("admission", None) or KnownTokens(), **options)
         listener = listen("127.0.0.1", 0)
         await server.start(listener, tls=tls)
+        grpc_listener = listen("127.0.0.1", 0)
+        await server.start_grpc(grpc_listener, tls=tls)
         if wanted is not None:
             await server.apply(wanted)
-        found.append(RunningServer(server, loop, listener.getsockname()[1]))
+        ports = (listener.getsockname()[1], grpc_listener.getsockname()[1])
+        found.append(RunningServer(server, loop, *ports))
         started.set()
         await over.wait()
         if not server.stopping:

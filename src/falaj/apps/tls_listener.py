@@ -7,7 +7,7 @@ import contextlib
 import logging
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from falaj.records.config import Tls
 
@@ -23,9 +23,17 @@ RETRY_S = 0.1
 class TlsListener:
     """Accepts connections on a socket that listens; the protocol of one is made when its handshake is over."""
 
-    def __init__(self, listener: socket.socket, tls: Tls, protocol: Callable[[], asyncio.Protocol]) -> None:
+    def __init__(
+        self,
+        listener: socket.socket,
+        tls: Tls,
+        protocol: Callable[[], asyncio.Protocol],
+        *,
+        protocols: Sequence[str] = (),
+    ) -> None:
+        """`protocols` are the names by which clients may ask for the protocol in the handshake (ALPN)."""
         listener.setblocking(False)
-        self._listener, self._context, self._protocol = listener, _server_context(tls), protocol
+        self._listener, self._context, self._protocol = listener, _server_context(tls, protocols), protocol
         self._handshakes: dict[socket.socket, asyncio.Task[None]] = {}  # oldest first
         self._accepting: asyncio.Task[None] | None = None
 
@@ -76,8 +84,10 @@ def _end(connection: socket.socket) -> None:
         connection.shutdown(socket.SHUT_RDWR)
 
 
-def _server_context(tls: Tls) -> ssl.SSLContext:
+def _server_context(tls: Tls, protocols: Sequence[str]) -> ssl.SSLContext:
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.load_cert_chain(tls.certificate, tls.key)
+    if protocols:
+        context.set_alpn_protocols(list(protocols))
     return context

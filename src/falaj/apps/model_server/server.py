@@ -13,6 +13,8 @@ from typing import Any, cast
 import numpy.typing as npt
 
 from falaj.apps.byte_shares import ByteShares
+from falaj.apps.model_server.grpc.connection import GrpcConnection
+from falaj.apps.model_server.grpc.service import GrpcService
 from falaj.apps.model_server.http.connection import Connection, ServerConnection
 from falaj.apps.model_server.inference.dispatch import Dispatcher
 from falaj.apps.model_server.inference.prediction import Prediction, predicted_batch
@@ -72,6 +74,7 @@ class ModelServer:
         self._dispatcher = Dispatcher(
             admission, features or NoFeatureReader(), self._sink, self.metrics, self.limits
         )
+        self._grpc = GrpcService(self._dispatcher, admission, features or NoFeatureReader(), self.metrics)
         self.dispatch = self._dispatcher.dispatch
         self.compress = self._dispatcher.compress
         self.recognize = admission.recognize
@@ -84,15 +87,27 @@ class ModelServer:
 
     async def start(self, listener: socket.socket, *, tls: Tls | None = None) -> None:
         """Accept connections on `listener`; ready once a deployment is applied."""
-        make = partial(Connection, self)
+        await self._listen(listener, partial(Connection, self), tls)
+        self._sweep()
+
+    async def start_grpc(self, listener: socket.socket, *, tls: Tls | None = None) -> None:
+        """Accept connections of gRPC clients on `listener`."""
+        await self._listen(listener, partial(GrpcConnection, self, self._grpc), tls, protocols=("h2",))
+
+    async def _listen(
+        self,
+        listener: socket.socket,
+        make: Callable[[], asyncio.Protocol],
+        tls: Tls | None,
+        protocols: Sequence[str] = (),
+    ) -> None:
         if tls is None:
             self._listening.append(await self._loop.create_server(make, sock=listener, backlog=BACKLOG))
         else:
             listener.listen(BACKLOG)
-            tls_listener = TlsListener(listener, tls, make)
+            tls_listener = TlsListener(listener, tls, make, protocols=protocols)
             tls_listener.start()
             self._listening.append(tls_listener)
-        self._sweep()
 
     async def start_internal(self, listener: socket.socket, *, secret: str) -> None:
         """Accept connections of other platform processes on `listener`; they present `secret`, and name the caller."""
@@ -115,11 +130,13 @@ class ModelServer:
             raise
         self.metrics.reloads["done"] += 1
         self._dispatcher.update(self._deployment_state.served)
+        self._grpc.update()
 
     async def stop(self) -> None:
         """Stop accepting connections, answer pending requests and close; abort what is left after a timeout."""
         self.stopping = True
         self._dispatcher.ready = False
+        self._grpc.update()
         for listening in self._listening:
             listening.close()
         for connection in list(self.connections):

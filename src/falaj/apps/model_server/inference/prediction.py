@@ -17,6 +17,7 @@ from falaj.apps.model_server.inference.body_templates import BodyTemplate, kept_
 from falaj.apps.model_server.inference.feature_lookup import JoinedRows, has_model_input, join_rows
 from falaj.apps.model_server.inference.paths import PathTarget, VersionResponder
 from falaj.apps.model_server.inference.protocol import (
+    InferRequest,
     OutputSelection,
     encode_parameters,
     read_request,
@@ -26,6 +27,7 @@ from falaj.apps.model_server.inference.row_encoding import ALL
 from falaj.errors import FalajError, Internal, InvalidInput, NotFound, shorten
 from falaj.records.serving import ServedModel
 from falaj.serving.dependencies import FeatureReader, PredictedBatch, PredictedRequest
+from falaj.serving.deployment_state import ServedEndpoint
 from falaj.serving.runtime.batch_queue import BatchQueue, RowSlice
 
 Array = npt.NDArray[Any]
@@ -134,7 +136,20 @@ def prepare(exchange: HttpExchange, target: PathTarget, caller: str, features: F
             facts = (endpoint, "", caller)
             return Prediction(exchange, kept.queue, (array,), facts, kept.responder, kept.selection, b"")
     request = read_request(body, json_bytes)
-    queue = served.queue(target.version, request.id)
+    queue, inputs, notes = take_inputs(request, served, target.version, features)
+    responder = target.responders[queue.model.version]
+    selection = responder.encoder.selection(request)
+    if repeated is not None and queue.model.version not in served.joins:
+        found = kept_body(body, json_bytes, request, target, queue, responder, selection)
+        repeated.bodies[:] = [] if found is None else [found]
+    return Prediction(exchange, queue, inputs, (endpoint, request.id, caller), responder, selection, notes)
+
+
+def take_inputs(
+    request: InferRequest, served: ServedEndpoint, version: str | None, features: FeatureReader
+) -> tuple[BatchQueue, Sequence[Array], bytes]:
+    """Return the queue of a request, the model's inputs, and parameters of the response. Raise InvalidInput."""
+    queue = served.queue(version, request.id)
     join = served.joins.get(queue.model.version)
     if join is None or has_model_input(request.inputs, queue.model):
         inputs, notes = queue.signature.take(request.inputs, read_values), b""
@@ -143,12 +158,7 @@ def prepare(exchange: HttpExchange, target: PathTarget, caller: str, features: F
         inputs, notes = [joined.block], _missing(joined) if joined.gaps else b""
     if len(inputs) > 1 and queue.engine.cost.rows > 1:
         _rows_agree(inputs, queue.model)
-    responder = target.responders[queue.model.version]
-    selection = responder.encoder.selection(request)
-    if repeated is not None and join is None:
-        found = kept_body(body, json_bytes, request, target, queue, responder, selection)
-        repeated.bodies[:] = [] if found is None else [found]
-    return Prediction(exchange, queue, inputs, (endpoint, request.id, caller), responder, selection, notes)
+    return queue, inputs, notes
 
 
 def _missing(joined: JoinedRows) -> bytes:
