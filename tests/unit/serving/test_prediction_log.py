@@ -1,10 +1,10 @@
-"""The prediction recorder of the model server: its batches, and its failures."""
+"""The prediction log of the model server: its batches, its process, and their failures."""
 
 from __future__ import annotations
 
 import json
 import math
-import threading
+from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,8 +13,13 @@ from typing import Any, NoReturn
 import numpy as np
 import pytest
 
-from falaj.apps.model_server.platform import recorder
-from falaj.apps.model_server.platform.recorder import PredictionRecorder, PredictionSource, VersionKey
+from falaj.apps.model_server.platform import prediction_writer
+from falaj.apps.model_server.platform.prediction_writer import (
+    PredictionSource,
+    PredictionWriter,
+    StoreBatch,
+    VersionKey,
+)
 from falaj.assembly.model_server import service_caller
 from falaj.errors import Damaged, FalajError, NotFound, Unavailable
 from falaj.governance.arrow_ipc import parse_arrow
@@ -22,6 +27,7 @@ from falaj.governance.operations.caller import acting_as
 from falaj.ports.parsers import ByteSource
 from falaj.records.governance.identity import Role
 from falaj.records.monitoring.sketches import ColumnRole
+from falaj.records.names import new_id
 from falaj.records.serving import Datatype, PredictionRecord, ScoringRule, ServedModel, Tensor
 from falaj.serving import store as serving_store
 from falaj.serving.dependencies import PredictedBatch, PredictedRequest
@@ -70,21 +76,63 @@ class Sketches:
         self.seen.append((role, {name: np.asarray(column).tolist() for name, column in columns.items()}))
 
 
-def made_log(store: Store, collector: Sketches | None = None) -> PredictionRecorder:
-    log = PredictionRecorder(store, every_s=60, collector=collector)
-    log.sources = {KEY: PredictionSource("version", (), ("a", "b"))}
-    return log
+class Events:
+    def __init__(self) -> None:
+        self.stored_batches: list[str] = []
+        self.counts: Counter[VersionKey] = Counter()
+
+    def stored(self, ident: str) -> None:
+        self.stored_batches.append(ident)
+
+    def lost(self, key: VersionKey, rows: int, ident: str = "") -> None:
+        self.counts[key] += rows
 
 
-def answered(log: PredictionRecorder, *sizes: int) -> list[str]:
+class Log:
+    """A writer, and the ids that the server would give out."""
+
+    def __init__(
+        self, store: StoreBatch, collector: Sketches | None = None, *, version: str = "version"
+    ) -> None:
+        self.events = Events()
+        self.now = 0.0
+        self.writer = PredictionWriter(store, events=self.events, collector=collector, clock=lambda: self.now)
+        self._source = PredictionSource(version, (), ("a", "b"))
+        self._ident, self._given = "", 0
+
+    @property
+    def lost(self) -> Counter[VersionKey]:
+        return self.events.counts
+
+    def next_id(self) -> str:
+        if not self._ident:
+            self._ident, self._given = str(new_id("predictions")), 0
+            self.writer.open(self._ident, KEY, MODEL, self._source)
+        self._given += 1
+        return f"{self._ident}-{self._given - 1}"
+
+    def close(self) -> None:
+        self.writer.close(self._ident, self._given)
+        self._ident = ""
+
+    def flush(self) -> None:
+        self.close()
+        self.writer.write()
+
+
+def made_log(store: Store, collector: Sketches | None = None) -> Log:
+    return Log(store, collector)
+
+
+def answered(log: Log, *sizes: int) -> list[str]:
     """Return the ids of requests with that many rows each, answered as one batch."""
     requests, at = [], 0
     for size in sizes:
-        requests.append(PredictedRequest("endpoint", log.next_id(*KEY), "", "vera", slice(at, at + size)))
+        requests.append(PredictedRequest("endpoint", log.next_id(), "", "vera", slice(at, at + size)))
         at += size
     rows = np.arange(2 * at, dtype=np.float32).reshape(at, 2)
     texts = np.array(["yes"] * at, np.object_)
-    log.add(PredictedBatch(MODEL, datetime.now(UTC), requests, [rows], [texts, rows / 100]))
+    log.writer.add(PredictedBatch(MODEL, datetime.now(UTC), requests, [rows], [texts, rows / 100]))
     return [each.prediction for each in requests]
 
 
@@ -151,12 +199,12 @@ def test_memory_is_bounded_and_what_is_dropped_is_counted(monkeypatch: pytest.Mo
     store = Store()
     store.error = Unavailable("the disk is full")
     log = made_log(store)
-    monkeypatch.setattr(recorder, "MAX_PENDING_ROWS", 10)
+    monkeypatch.setattr(prediction_writer, "MAX_PENDING_ROWS", 10)
 
     for _ in range(5):
         answered(log, 4)
     assert log.lost[KEY] == 12
-    monkeypatch.setattr(recorder, "MAX_PENDING_BYTES", 0)
+    monkeypatch.setattr(prediction_writer, "MAX_PENDING_BYTES", 0)
     log.flush()
 
     assert log.lost[KEY] == 20
@@ -178,32 +226,37 @@ def test_a_removed_endpoint_does_not_block_the_others() -> None:
     assert (values(store, ident)["caller"], log.lost[KEY]) == ("vera", 2)
 
 
+def unanswered(log: Log) -> PredictedBatch:
+    """Return an answer that has its id, and has not reached the log."""
+    requests = [PredictedRequest("endpoint", log.next_id(), "", "vera", slice(0, 1))]
+    row = np.zeros((1, 2), np.float32)
+    return PredictedBatch(MODEL, datetime.now(UTC), requests, [row], [np.array(["no"], np.object_), row])
+
+
 def test_a_batch_waits_for_the_answers_that_have_their_ids() -> None:
     store = Store()
     log = made_log(store)
-    requests = [PredictedRequest("endpoint", log.next_id(*KEY), "", "vera", slice(0, 1))]
-    row = np.zeros((1, 2), np.float32)
-    answer = PredictedBatch(MODEL, datetime.now(UTC), requests, [row], [np.array(["no"], np.object_), row])
-    late = threading.Timer(0.3, log.add, [answer])
-    late.start()
-
+    late = unanswered(log)
     log.flush()
+    assert not store.kept
 
-    late.join()
-    assert values(store, requests[0].prediction)["caller"] == "vera"
+    log.writer.add(late)
+    log.writer.write()
+
+    assert values(store, late.requests[0].prediction)["caller"] == "vera"
+    assert log.events.stored_batches == list(store.kept)
 
 
-def test_an_answer_that_comes_after_its_batch_is_counted_as_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recorder, "MAX_RESPONSE_WAIT_S", 0.05)
+def test_an_answer_that_comes_after_its_batch_is_counted_as_lost() -> None:
     store = Store()
     log = made_log(store)
-    name = log.next_id(*KEY)
+    late = unanswered(log)
     log.flush()
+    log.now += prediction_writer.MAX_RESPONSE_WAIT_S
+    log.writer.write()
 
-    requests = [PredictedRequest("endpoint", name, "", "vera", slice(0, 1))]
-    row = np.zeros((1, 2), np.float32)
-    log.add(PredictedBatch(MODEL, datetime.now(UTC), requests, [row], [np.array(["no"], np.object_), row]))
-    log.flush()
+    log.writer.add(late)
+    log.writer.write()
 
     assert (store.kept, log.lost[KEY]) == ({}, 1)
 
@@ -256,8 +309,7 @@ def test_predictions_whose_transaction_failed_are_stored_by_the_next_try(
                 iter([content]), endpoint=endpoint.id, batch=batch, rows=rows, version=source.version
             )
 
-    log = PredictionRecorder(record, every_s=60)
-    log.sources = {KEY: PredictionSource(version.id, (), ())}
+    log = Log(record, version=version.id)
     with monkeypatch.context() as patch:
         patch.setattr(serving_store, "add_batch", full)
         (ident,) = answered(log, 1)

@@ -7,6 +7,7 @@ import sys
 from functools import partial
 
 from falaj.apps.logs import log_to
+from falaj.apps.model_server.platform.log_process import log_in_process
 from falaj.apps.model_server.process import announce, run, serve, tune_interpreter, wait_for_stop
 from falaj.apps.model_server.server import listen
 from falaj.apps.ports import listen_on
@@ -32,7 +33,9 @@ def main() -> None:
             )
             sys.exit(1 if announce(problem=problem) else problem)
         with publish_local_socket(home) as inner:
-            run(lambda: serve(platform, listener, inner, ready=_on_ready, until=wait_for_stop))
+            given = {name: value for name, value in os.environ.items() if name != "FALAJ_READY_FD"}
+            log = log_in_process(given | {"FALAJ_HOME": str(home.path)})
+            run(lambda: serve(platform, listener, inner, ready=_on_ready, until=wait_for_stop, start_log=log))
     finally:
         platform.close()
     os._exit(0)  # everything is flushed; skips noisy teardown warnings of datasketches

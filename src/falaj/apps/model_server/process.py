@@ -14,6 +14,8 @@ from functools import partial
 
 from falaj.apps.model_server.platform.admission import GateAdmission
 from falaj.apps.model_server.platform.client import CountReporter, PlatformClient
+from falaj.apps.model_server.platform.log_channel import RunningLog, StartLog
+from falaj.apps.model_server.platform.log_process import LogReceiver, LogThread
 from falaj.apps.model_server.platform.recorder import PredictionRecorder
 from falaj.apps.model_server.platform.reload import DeploymentReloader
 from falaj.apps.model_server.server import ModelServer
@@ -36,17 +38,23 @@ async def serve(
     *,
     ready: Callable[[str], None],
     until: Callable[[], Awaitable[object]],
+    start_log: StartLog | None = None,
 ) -> None:
-    """Serve the platform's endpoints until `until` returns; then flush the prediction log."""
+    """Serve the platform's endpoints until `until` returns; then have the prediction log store everything.
+
+    `start_log` starts the log; by default in a thread.
+    """
     account = service_caller(platform.gate, MODEL_SERVER, Role.OPERATOR)
     client = PlatformClient(platform, account)
     admission = GateAdmission(platform.gate, platform.authenticator, platform.gate.clock)
     every_s = platform.config.serving.log_every.total_seconds()
-    recorder = PredictionRecorder(client.store_batch, every_s=every_s, collector=client.collector)
-    sink = recorder if platform.config.serving.predictions == "log" else NoPredictionSink()
+    logs = platform.config.serving.predictions == "log"
+    log = (start_log or _log_in_thread(client, every_s)) if logs else None
+    recorder = PredictionRecorder(log, every_s=every_s)
+    sink = recorder if logs else NoPredictionSink()
     server = ModelServer(admission, features=client, sink=sink, failures=platform.failures, load=client.load)
     counters = CountReporter(client, server.metrics, recorder, lambda: admission.endpoints)
-    recorder.periodic_tasks = (counters.report, client.deliver_windows)
+    recorder.periodic_tasks = (counters.report,)
     servable = partial(require_still_servable, platform.gate)
     opened = version_opener(platform.services)
     reloader = DeploymentReloader(
@@ -63,7 +71,21 @@ async def serve(
     reloading.cancel()
     await server.stop()
     epoch_watch.cancel()
-    await asyncio.to_thread(recorder.stop)
+    await recorder.stop()
+
+
+def _log_in_thread(client: PlatformClient, every_s: float) -> StartLog:
+    def start(connection: socket.socket) -> RunningLog:
+        receiver = LogReceiver(
+            connection,
+            client.store_batch,
+            every_s=every_s,
+            collector=client.collector,
+            periodic=client.deliver_windows,
+        )
+        return LogThread(receiver, connection)
+
+    return start
 
 
 def tune_interpreter() -> None:

@@ -1,279 +1,253 @@
-"""The server's side of the prediction log: assigns ids, collects batches and writes them from one thread.
+"""The server's side of the prediction log: assigns ids, and hands every answered batch to the process of the log.
 
-Guarantees: a prediction that `endpoints.prediction` finds is on disk. Batches that are not written yet exist in memory
-only: if the server is killed, the predictions of the last few seconds are lost and their ids stay unknown. If the log
-fails, responses are not affected; predictions that exceed the memory limits meanwhile are dropped and counted.
+Guarantees:
+- A prediction that `endpoints.prediction` finds is on disk, and so is one whose response says `Falaj-Logged: true`.
+- What was handed over is stored even if the server is killed. It is handed over within `HAND_OVER_S` of its response.
+- If the log process is killed, what it has not stored is lost and counted; it is started again at once.
+- Responses never wait for the log, except those of requests that asked to be logged first. If the log fails or cannot
+  keep up, predictions that exceed the memory limits are dropped and counted.
+- When the server stops, everything is stored.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import socket
 import threading
-import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from itertools import count
-from typing import Any, NamedTuple, Protocol
 
-from falaj.errors import (
-    AlreadyExists,
-    Conflict,
-    Denied,
-    FalajError,
-    InvalidInput,
-    KeyUnavailable,
-    NotFound,
+from falaj.apps.model_server.platform.log_channel import LogChannel, RunningLog, StartLog
+from falaj.apps.model_server.platform.log_frames import (
+    BatchClosed,
+    BatchOpened,
+    BatchStored,
+    FromLog,
+    RowsAnswered,
+    frame,
+    tensor_values,
 )
+from falaj.apps.model_server.platform.prediction_writer import PredictionSource, VersionKey
 from falaj.governance.operations.caller import start_thread
-from falaj.records.monitoring.sketches import ColumnRole
 from falaj.records.names import new_id
-from falaj.serving.dependencies import ColumnCollector, PredictedBatch, PredictedRequest
-from falaj.serving.prediction_batches import BatchRows, encode_batch
+from falaj.serving.dependencies import PredictedBatch
 
-VersionKey = tuple[str, str]
-"""The id of an endpoint, and a version."""
+__all__ = ["PredictionRecorder", "PredictionSource", "VersionKey"]
 
 BATCH_ROWS = 20_000
-"""Rows after which a batch is written; encoding more would block the event loop for too long."""
-MAX_PENDING_ROWS = 400_000
-"""Rows that may wait in memory; more are dropped."""
-MAX_PENDING_BYTES = 128 * 2**20
-"""Bytes of arrays that may wait, and of encoded batches that could not be written."""
-PERMANENT_ERRORS = (NotFound, Denied, Conflict, InvalidInput, KeyUnavailable)
-"""Errors that a retry cannot fix, such as a removed endpoint."""
+"""Rows after which a batch is closed."""
 GRACE_S = 0.02
-MAX_RESPONSE_WAIT_S = 2.0
-"""How long a closed batch waits for responses that already have ids, after a grace period for ids in progress."""
+"""Time for ids in progress in other threads, after which a closed batch has given out its last id."""
+COMMIT_S = 0.01
+"""Responses that wait for the log within this time are stored together."""
+MAX_COMMIT_S = 5.0
+"""How long a response waits to be logged; then it is sent without saying that it was."""
 
 _log = logging.getLogger(__name__)
 
 
-class PredictionSource(NamedTuple):
-    """Lineage of a version's predictions: its id, the views that it reads, and its column names."""
+class RecordedBatch:
+    """A batch of one version: its ids, and the responses that wait until it is stored."""
 
-    version: str
-    views: tuple[str, ...]
-    features: tuple[str, ...]
-
-
-class StoreBatch(Protocol):
-    """Stores a batch: the operation `endpoints.record` as the model server's account."""
-
-    def __call__(
-        self, key: VersionKey, batch: str, content: bytes, rows: int, source: PredictionSource
-    ) -> None: ...
-
-
-class EncodedBatch(NamedTuple):
-    """An encoded batch that is not stored yet."""
-
-    key: VersionKey
-    batch: str
-    content: bytes
-    rows: int
-    source: PredictionSource
-
-
-class OpenBatch:
-    """Prediction numbers and responses of one version, until the batch is closed."""
-
-    __slots__ = ("ident", "key", "noted", "numbers", "prefix", "rows")
+    __slots__ = ("given", "ident", "is_announced", "key", "numbers", "prefix", "rows", "waiting")
 
     def __init__(self, key: VersionKey) -> None:
         self.key = key
         self.ident = str(new_id("predictions"))
         self.prefix = f"{self.ident}-"
         self.numbers = count()
-        self.noted = 0
-        self.rows: BatchRows | None = None
+        self.given: int | None = None
+        self.is_announced = False
+        self.rows = 0
+        self.waiting: list[Callable[[bool], None]] = []
 
 
 class PredictionRecorder:
-    """Assigns ids, collects responses, and writes them every `every_s` seconds or when a batch is full."""
+    """Assigns ids and hands over responses; closes batches every `every_s` seconds, or when they are full."""
 
-    def __init__(
-        self, store_batch: StoreBatch, *, every_s: float, collector: ColumnCollector | None = None
-    ) -> None:
-        self._store_batch = store_batch
+    def __init__(self, start_log: StartLog | None, *, every_s: float) -> None:
+        """Without `start_log`, nothing is logged: only the periodic tasks run."""
         self._every_s = every_s
-        self._collector = collector
-        self._open: dict[VersionKey, OpenBatch] = {}
-        self._batches: dict[str, OpenBatch] = {}
-        """Batches that responses may still be added to, by id."""
+        self._starts = start_log is not None
+        self._channel = LogChannel(start_log or _no_log, received=self._received, restarted=self._restarted)
+        self._open: dict[VersionKey, RecordedBatch] = {}
+        self._batches: dict[str, RecordedBatch] = {}
+        """Batches that are not known to be stored, by id."""
         self._open_lock = threading.Lock()
-        self._rows_lock = threading.Lock()
-        self._rows = 0
-        self._bytes = 0
-        self._unwritten: deque[EncodedBatch] = deque()
-        self._wakeup = threading.Event()
-        self._stopped = False
-        self._failing = False
+        self._commit_due: asyncio.TimerHandle | None = None
+        self._close_due: asyncio.TimerHandle | None = None
+        self._ended = threading.Event()
         self._thread: threading.Thread | None = None
         self.lost: Counter[VersionKey] = Counter()
         self.sources: Mapping[VersionKey, PredictionSource] = {}
         self.periodic_tasks: Sequence[Callable[[], None]] = ()
-        """Called every `every_s` seconds after writing, in the same thread."""
-
-    # ------------------------------------------------------------------------------- from the event loop
+        """Called every `every_s` seconds in a thread, and at the end."""
 
     def next_id(self, endpoint: str, version: str) -> str:
         batch = self._open.get((endpoint, version)) or self._begin((endpoint, version))
         return batch.prefix + str(next(batch.numbers))
 
-    def add(self, batch: PredictedBatch) -> None:
-        names = [request.prediction for request in batch.requests]
-        prefix, _, _ = names[0].rpartition("-")
-        start = len(prefix) + 1
-        if len(names) == 1 or all(name.startswith(prefix) for name in names):
-            self._add(prefix, batch, [int(name[start:]) for name in names])
-            return
-        for request in batch.requests:
-            prefix, _, number = request.prediction.rpartition("-")
-            self._add(prefix, _part(batch, request), [int(number)])
-
-    def _add(self, ident: str, answered: PredictedBatch, numbers: Sequence[int]) -> None:
-        """Add responses to their batch, unless it is written already or memory is full."""
-        rows = answered.requests[-1].rows.stop
-        with self._rows_lock:
-            batch = self._batches.get(ident)
-            if batch is not None:
-                batch.noted += len(numbers)
-            if batch is None or self._rows + rows > MAX_PENDING_ROWS or self._bytes >= MAX_PENDING_BYTES:
-                self.lost[answered.requests[0].endpoint, answered.model.version] += rows
-                return
-            kept = batch.rows
-            if kept is None:
-                kept = batch.rows = BatchRows(answered.model)
-            before = kept.size_bytes
-            kept.add(answered, numbers)
-            self._rows += rows
-            self._bytes += kept.size_bytes - before
-        if self._rows >= BATCH_ROWS:
-            self._wakeup.set()
-
-    def _begin(self, key: VersionKey) -> OpenBatch:
+    def _begin(self, key: VersionKey) -> RecordedBatch:
         with self._open_lock:
             batch = self._open.get(key)
             if batch is None:
-                batch = OpenBatch(key)
+                batch = RecordedBatch(key)
                 self._batches[batch.ident] = batch
                 self._open[key] = batch
             return batch
 
-    # ------------------------------------------------------------------------------------ the one thread
+    # ---------------------------------------------------------------------------------- on the event loop
 
     def start(self) -> None:
-        self._thread = start_thread(self._work, name="prediction-log")
+        self._loop = asyncio.get_running_loop()
+        if self._starts:
+            self._channel.start()
+            self._close_due = self._loop.call_later(self._every_s, self._close_all)
+        self._thread = start_thread(self._work, name="reports")
 
-    def stop(self) -> None:
-        """Write the pending batches and stop the thread."""
-        self._stopped = True
-        self._wakeup.set()
+    async def stop(self) -> None:
+        """Have everything stored, and end the process of the log."""
+        if self._close_due is not None:
+            self._close_due.cancel()
+        batches, self._open = list(self._open.values()), {}
+        for batch in batches:
+            self._send_close(batch, given=0)
+        await self._channel.stop()
+        for batch in list(self._batches.values()):
+            self._forget(batch)
+        self._ended.set()
         if self._thread is not None:
-            self._thread.join()
+            await asyncio.to_thread(self._thread.join)
+
+    def add(self, batch: PredictedBatch) -> None:
+        requests = batch.requests
+        rows = requests[-1].rows.stop
+        first = requests[0]
+        for ident in dict.fromkeys([each.prediction.rpartition("-")[0] for each in requests]):
+            if not self._announce(ident, batch):
+                self.lost[first.endpoint, batch.model.version] += rows
+                return
+        sent = self._channel.send(
+            frame(
+                RowsAnswered(
+                    int(batch.at.timestamp() * 1e6),
+                    [each.prediction for each in requests],
+                    [each.rows.stop - each.rows.start for each in requests],
+                    [each.caller for each in requests],
+                    [each.request for each in requests],
+                    tensor_values(batch.inputs),
+                    tensor_values(batch.outputs),
+                )
+            )
+        )
+        if not sent:
+            self.lost[first.endpoint, batch.model.version] += rows
+            return
+        recorded = self._batches[first.prediction.rpartition("-")[0]]
+        recorded.rows += rows
+        if recorded.given is not None:
+            self._send_close(recorded, given=recorded.given)
+        elif recorded.rows >= BATCH_ROWS:
+            self._close([recorded.key])
+
+    def when_stored(self, prediction: str, done: Callable[[bool], None]) -> None:
+        """Call `done` once the prediction is on disk, with true; with false if it will not be, or not soon."""
+        batch = self._batches.get(prediction.rpartition("-")[0])
+        if batch is None:
+            done(False)
+            return
+        if not batch.waiting:
+            self._loop.call_later(MAX_COMMIT_S, self._give_up, batch)
+        batch.waiting.append(done)
+        if self._commit_due is None:
+            self._commit_due = self._loop.call_later(COMMIT_S, self._commit)
+
+    def _announce(self, ident: str, answered: PredictedBatch) -> bool:
+        """Describe a batch to the log before its first rows; false if it is stored, or its lineage is not known."""
+        batch = self._batches.get(ident)
+        if batch is None or batch.is_announced:
+            return batch is not None
+        source = self.sources.get(batch.key)
+        if source is None:
+            return False
+        model = answered.model.model_dump_json().encode()
+        opened = BatchOpened(ident, *batch.key, model, source.version, source.views, source.features)
+        batch.is_announced = self._channel.send(frame(opened))
+        return batch.is_announced
+
+    def _commit(self) -> None:
+        """Close the batches that responses wait for."""
+        self._commit_due = None
+        self._close([key for key, batch in self._open.items() if batch.waiting])
+
+    def _close_all(self) -> None:
+        self._close(list(self._open))
+        self._close_due = self._loop.call_later(self._every_s, self._close_all)
+
+    def _close(self, keys: Sequence[VersionKey]) -> None:
+        """Give out no more ids of the open batches of `keys`, and have them stored."""
+        with self._open_lock:
+            closed = [self._open.pop(key) for key in keys if key in self._open]
+        if closed:
+            self._loop.call_later(GRACE_S, self._closed, closed)
+
+    def _closed(self, closed: Sequence[RecordedBatch]) -> None:
+        for batch in closed:
+            self._send_close(batch, given=next(batch.numbers))
+
+    def _send_close(self, batch: RecordedBatch, *, given: int) -> None:
+        batch.given = given
+        if batch.is_announced:
+            self._channel.send(frame(BatchClosed(batch.ident, given)), always=True)
+        elif not given:
+            self._batches.pop(batch.ident, None)
+
+    def _received(self, message: FromLog) -> None:
+        if isinstance(message, BatchStored):
+            batch = self._batches.pop(message.ident, None)
+            _answer(batch, True)
+            return
+        self.lost[message.endpoint, message.version] += message.rows
+        _answer(self._batches.pop(message.ident, None), False)
+
+    def _restarted(self) -> None:
+        """Count what the ended process of the log has not stored."""
+        with self._open_lock:
+            batches, self._batches, self._open = self._batches, {}, {}
+        for batch in batches.values():
+            self.lost[batch.key] += batch.rows
+            _answer(batch, False)
+
+    def _forget(self, batch: RecordedBatch) -> None:
+        self._batches.pop(batch.ident, None)
+        self.lost[batch.key] += batch.rows
+        _answer(batch, False)
+
+    def _give_up(self, batch: RecordedBatch) -> None:
+        _answer(batch, False)
+
+    # -------------------------------------------------------------------------------------- in the thread
 
     def _work(self) -> None:
-        due = time.monotonic() + self._every_s
-        while not self._stopped:
-            self._wakeup.wait(max(0.0, due - time.monotonic()))
-            self._wakeup.clear()
-            steps: list[Callable[[], None]] = [self.flush]
-            if self._stopped or time.monotonic() >= due:
-                steps += self.periodic_tasks
-                due = time.monotonic() + self._every_s
-            for step in steps:
+        is_last = False
+        while not is_last:
+            is_last = self._ended.wait(self._every_s)
+            for task in self.periodic_tasks:
                 try:
-                    step()
+                    task()
                 except Exception:
-                    _log.exception("prediction log step failed")
-
-    def flush(self) -> None:
-        """Close the open batches, and write them and those that failed before."""
-        with self._open_lock:
-            closed, self._open = self._open, {}
-        if closed and not self._stopped:
-            _await_responses(list(closed.values()))
-        for batch in closed.values():
-            with self._rows_lock:
-                del self._batches[batch.ident]
-            if batch.rows is not None:
-                self._encode(batch.key, batch.ident, batch.rows)
-                with self._rows_lock:
-                    self._rows -= batch.rows.rows
-                    self._bytes -= batch.rows.size_bytes
-        self._write()
-
-    def _encode(self, key: VersionKey, ident: str, rows: BatchRows) -> None:
-        source = self.sources.get(key)
-        if source is None:
-            self.lost[key] += rows.rows
-            return
-        try:
-            self._sketch(key, rows, source)
-            content = encode_batch(rows, features=source.features)
-        except Exception:
-            _log.exception("encoding a batch of predictions failed")
-            self.lost[key] += rows.rows
-            return
-        self._unwritten.append(EncodedBatch(key, ident, content, rows.rows, source))
-
-    def _sketch(self, key: VersionKey, rows: BatchRows, source: PredictionSource) -> None:
-        """Pass features and outputs to the drift collector."""
-        if self._collector is None:
-            return
-        inputs, outputs = rows.blocks()
-        self._collector.add(*key, _named(inputs, source.features))
-        self._collector.add(*key, _plain(outputs), role=ColumnRole.PREDICTION)
-
-    def _write(self) -> None:
-        """Store encoded batches, oldest first; failed ones are retried next time within the memory limit."""
-        while self._unwritten:
-            waiting = self._unwritten[0]
-            try:
-                self._store_batch(*waiting)
-            except AlreadyExists:
-                pass
-            except PERMANENT_ERRORS as error:
-                _log.error("dropped %s predictions: %s", waiting.rows, error)
-                self.lost[waiting.key] += waiting.rows
-            except FalajError as error:
-                if not self._failing:
-                    _log.error("storing predictions failed; they wait in memory: %s", error)
-                self._failing = True
-                break
-            self._failing = False
-            self._unwritten.popleft()
-        while sum(len(waiting.content) for waiting in self._unwritten) > MAX_PENDING_BYTES:
-            gone = self._unwritten.popleft()
-            self.lost[gone.key] += gone.rows
+                    _log.exception("a report to the platform failed")
 
 
-def _await_responses(closed: Sequence[OpenBatch]) -> None:
-    """Wait, up to a limit, until all assigned ids of closed batches have responses."""
-    time.sleep(GRACE_S)
-    given = [(batch, next(batch.numbers)) for batch in closed]
-    until = time.monotonic() + MAX_RESPONSE_WAIT_S
-    while any(batch.noted < number for batch, number in given) and time.monotonic() < until:
-        time.sleep(GRACE_S)
+def _no_log(_connection: socket.socket) -> RunningLog:
+    raise OSError("predictions are not logged")
 
 
-def _part(answered: PredictedBatch, request: PredictedRequest) -> PredictedBatch:
-    """Return one request of an answered batch as a batch of its own."""
-    rows, size = request.rows, answered.requests[-1].rows.stop
-    own = request._replace(rows=slice(0, rows.stop - rows.start))
-    inputs = [array[rows] if array.ndim and len(array) == size else array for array in answered.inputs]
-    outputs = [array[rows] if array.ndim and len(array) == size else array for array in answered.outputs]
-    return PredictedBatch(answered.model, answered.at, [own], inputs, outputs)
-
-
-def _named(inputs: dict[str, Any], features: Sequence[str]) -> dict[str, Any]:
-    """Return the inputs by column if the only input has named columns, else by tensor."""
-    if len(inputs) == 1 and features:
-        (block,) = inputs.values()
-        if block.ndim == 2 and block.shape[1] == len(features):
-            return {name: block[:, column] for column, name in enumerate(features)}
-    return _plain(inputs)
-
-
-def _plain(blocks: dict[str, Any]) -> dict[str, Any]:
-    return {name: block for name, block in blocks.items() if block.ndim in (1, 2)}
+def _answer(batch: RecordedBatch | None, is_stored: bool) -> None:
+    """Answer the responses that wait for a batch."""
+    if batch is not None:
+        waiting, batch.waiting = batch.waiting, []
+        for done in waiting:
+            done(is_stored)
