@@ -17,7 +17,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from falaj.apps.model_server.process import run, serve
+from falaj.apps.model_server.process import Listeners, run, serve
 from falaj.apps.model_server.server import ModelServer, listen
 from falaj.assembly.model_server import publish_local_socket
 from falaj.assembly.platform import LocalPlatform as Assembled
@@ -344,13 +344,15 @@ def serving_platform(parts: Assembled) -> Iterator[str]:
         loop, over = asyncio.get_running_loop(), asyncio.Event()
         ended.append(lambda: loop.call_soon_threadsafe(over.set))
 
-        def ready(url: str) -> None:
+        def ready(url: str, grpc: str | None) -> None:
             found.append(url)
-            parts.home.running.write_text(json.dumps({"url": url, "models": url, "pid": os.getpid()}))
+            facts = {"url": url, "models": url, "models_grpc": grpc, "pid": os.getpid()}
+            parts.home.running.write_text(json.dumps(facts))
             started.set()
 
         with parts.home.lock(), publish_local_socket(parts.home) as inner:
-            await serve(parts, listen("127.0.0.1", 0), inner, ready=ready, until=over.wait)
+            sockets = Listeners(listen("127.0.0.1", 0), inner, listen("127.0.0.1", 0))
+            await serve(parts, sockets, ready=ready, until=over.wait)
 
     thread = threading.Thread(target=_run, args=(main, found, started), name="model server")
     thread.start()

@@ -46,16 +46,18 @@ def up(home_path: Path | None = None, *, port: int | None = None, bind: str | No
         config = read_config(home.toml)
         given = {key: value for key, value in (("port", port), ("bind", bind)) if value is not None}
         server, serving = _changed(config.server, given), config.serving
-        if server.port == 0 and "port" not in config.serving.model_fields_set:
-            serving = serving.model_copy(update={"port": 0})
+        if server.port == 0:
+            unset = {"port", "grpc_port"} - config.serving.model_fields_set
+            serving = serving.model_copy(update=dict.fromkeys(unset, 0))
         fixed = {"server"} if is_fixed(config.server, server.bind) or port is not None else set()
         fixed |= {"serving"} if is_fixed(config.serving, serving.bind) else set()
+        fixed |= {"grpc"} if is_fixed(config.serving, serving.bind, "grpc_port") else set()
         return Supervisor(home, server, serving, frozenset(fixed)).run()
 
 
-def is_fixed(config: ServerConfig | ServingConfig, bind: str) -> bool:
+def is_fixed(config: ServerConfig | ServingConfig, bind: str, name: str = "port") -> bool:
     """Tell whether others rely on a port: falaj.toml sets it, or other machines can reach it."""
-    return "port" in config.model_fields_set or not is_loopback(bind)
+    return name in config.model_fields_set or not is_loopback(bind)
 
 
 def up_detached(home_path: Path | None = None, *, options: Sequence[str] = ()) -> PlatformStatus:
@@ -117,6 +119,7 @@ def status(home_path: Path | None = None) -> PlatformStatus:
         url=facts["url"],
         pid=facts["pid"],
         models=facts.get("models"),
+        models_grpc=facts.get("models_grpc"),
         models_problem=facts.get("models_problem"),
     )
     from falaj.sdk.remote import connect
@@ -178,7 +181,7 @@ class Supervisor:
     server: ServerConfig
     serving: ServingConfig
     fixed_ports: frozenset[str] = frozenset()
-    """Of `server` and `serving`, those whose port somebody chose: the others may take another one."""
+    """Of `server`, `serving` and `grpc`, those whose port somebody chose: the others may take another one."""
     stopping: bool = False
     messages: MessageWriter = field(init=False)
     children: list[ChildProcess] = field(default_factory=list)
@@ -207,7 +210,12 @@ class Supervisor:
         api = ChildProcess("api", ["falaj.apps.api.server", *where], environment)
         controller = ChildProcess("controller", ["falaj.apps.controller.process"], environment)
         self.children = [api, controller]
-        serving = ["falaj.apps.model_server", self.serving.bind, self._port("serving", self.serving.port)]
+        grpc = self.serving.grpc_port
+        ports = [
+            self._port("serving", self.serving.port),
+            "off" if grpc == "off" else self._port("grpc", grpc),
+        ]
+        serving = ["falaj.apps.model_server", self.serving.bind, *ports]
         self.model_server = ChildProcess("the model server", serving, environment)
         try:
             facts = self._start_api(api)
@@ -319,10 +327,12 @@ class Supervisor:
         if (problem := facts.get("problem")) is not None:
             if problem != self.running.get("models_problem"):
                 self.messages.warn(problem)
-            self._write_facts(models=None, models_problem=problem)
+            self._write_facts(models=None, models_grpc=None, models_problem=problem)
             return
-        self._write_facts(models=facts["url"], models_problem=None)
-        server.command[-1] = str(_port_of(facts["url"]))  # a restart uses the same port
+        grpc = facts.get("grpc")
+        self._write_facts(models=facts["url"], models_grpc=grpc, models_problem=None)
+        ports = ["off" if address is None else str(_port_of(address)) for address in (facts["url"], grpc)]
+        server.command[-2:] = ports  # a restart uses the same ports
 
     def _start_model_server(self, child: ChildProcess) -> None:
         """Start it without waiting; it reports its address when it is ready."""

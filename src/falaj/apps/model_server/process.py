@@ -11,6 +11,7 @@ import socket
 import sys
 from collections.abc import Awaitable, Callable
 from functools import partial
+from typing import NamedTuple
 
 from falaj.apps.model_server.platform.admission import GateAdmission
 from falaj.apps.model_server.platform.client import CountReporter, PlatformClient
@@ -31,12 +32,19 @@ SWITCH_S = 0.001
 """Thread switch interval; the default of 5 ms would add to latency."""
 
 
+class Listeners(NamedTuple):
+    """The sockets of a model server: of REST, of processes of the platform, and of gRPC if it is on."""
+
+    http: socket.socket
+    local: LocalListener
+    grpc: socket.socket | None = None
+
+
 async def serve(
     platform: LocalPlatform,
-    listener: socket.socket,
-    inner: LocalListener,
+    listeners: Listeners,
     *,
-    ready: Callable[[str], None],
+    ready: Callable[[str, str | None], None],
     until: Callable[[], Awaitable[object]],
     start_log: StartLog | None = None,
 ) -> None:
@@ -62,11 +70,14 @@ async def serve(
     )
     recorder.start()
     tls = platform.config.tls_of_serving
-    await server.start(listener, tls=tls)
-    await server.start_internal(inner.socket, secret=inner.secret)
+    await server.start(listeners.http, tls=tls)
+    await server.start_internal(listeners.local.socket, secret=listeners.local.secret)
+    if listeners.grpc is not None:
+        await server.start_grpc(listeners.grpc, tls=tls)
     epoch_watch = asyncio.create_task(reloader.watch_epoch())
     reloading = asyncio.create_task(reloader.run())
-    ready(url_of(listener, secure=tls is not None))
+    grpc = None if listeners.grpc is None else address_of(listeners.grpc)
+    ready(url_of(listeners.http, secure=tls is not None), grpc)
     await until()
     reloading.cancel()
     await server.stop()
@@ -100,8 +111,12 @@ def tune_interpreter() -> None:
 
 
 def url_of(listener: socket.socket, *, secure: bool) -> str:
+    return f"{'https' if secure else 'http'}://{address_of(listener)}"
+
+
+def address_of(listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
-    return f"{'https' if secure else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
+    return f"{f'[{host}]' if ':' in host else host}:{port}"
 
 
 async def wait_for_stop() -> None:

@@ -217,6 +217,7 @@ def _facts(found: DeployedEndpoint) -> dict[str, str]:
         "model": found.model,
         "routes": shares(found),
         "address": format_value(found.url),
+        "gRPC": format_value(found.grpc),
         "looks up": "; ".join(reads) or "-",
         **({} if found.lookup is None else {"missing": _missing_rule(found.lookup)}),
         "scoring": format_value(found.scoring),
