@@ -181,7 +181,9 @@ class Http2Session:
         if self._rest:
             data, self._rest = self._rest + data, b""
         if not self._is_prefaced:
-            data = self._read_preface(data)
+            if not self._read_preface(data):
+                return
+            data = data[len(PREFACE) :]
         at, end, unpack, limit = 0, len(data), _FRAME.unpack_from, self.limits.frame_bytes
         try:
             while end - at >= FRAME_BYTES and not (self.closed or self.held):
@@ -213,20 +215,20 @@ class Http2Session:
         """Whether a frame or a header block has begun to arrive."""
         return bool(self._rest) or self._block_of is not None
 
-    def _read_preface(self, data: bytes) -> bytes:
-        """Return what follows the preface; nothing until it is complete."""
+    def _read_preface(self, data: bytes) -> bool:
+        """Return whether the preface is complete; keep its beginning."""
         if not PREFACE.startswith(data[: len(PREFACE)]):
             self.fail(
                 ErrorCode.PROTOCOL_ERROR, "this port speaks gRPC, which begins with the preface of HTTP/2"
             )
-        elif len(data) < len(PREFACE):
-            self._rest = data
-        else:
-            self._is_prefaced = True
-            return data[len(PREFACE) :]
-        return b""
+            return False
+        self._is_prefaced = len(data) >= len(PREFACE)
+        self._rest = b"" if self._is_prefaced else data
+        return self._is_prefaced
 
     def _on_headers(self, flags: int, ident: int, body: bytes) -> None:
+        if not ident & 1:
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"stream {ident} is not a client's")
         if flags & PADDED:
             body = _without_padding(body)
         if flags & HAS_PRIORITY:
@@ -261,8 +263,6 @@ class Http2Session:
         if ident <= self._last:
             self._on_trailers(flags, ident)
             return
-        if not ident & 1:
-            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"stream {ident} is not a client's")
         self._last = ident
         if self.going_away or len(self.streams) >= self.limits.streams:
             self._charge()
@@ -282,8 +282,6 @@ class Http2Session:
     def _on_trailers(self, flags: int, ident: int) -> None:
         stream = self.streams.get(ident)
         if stream is None:
-            if not ident & 1:
-                raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"stream {ident} is not a client's")
             self._charge()  # it may have been sent before our end of the stream arrived
         elif stream.remote_ended:
             self._stream_fault(stream, ErrorCode.STREAM_CLOSED)
