@@ -106,7 +106,7 @@ def falaj_serving(folder: Path, model: Path, *, predictions: str = "log") -> Ite
         port = int(models.rpartition(":")[2])
         headers = {"Authorization": f"Bearer {token}"}
         until(lambda: get(f"{models}/v2/models/a/ready", headers=headers) == 200)
-        (server,) = [each for each in process_tree(pid) if b"model_server" in command_of(each)]
+        (server,) = [each for each in process_tree(pid) if b"falaj.apps.model_server\0" in command_of(each)]
         yield port, server, token
 
 

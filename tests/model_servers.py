@@ -17,7 +17,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from falaj.apps.model_server.process import Listeners, run, serve
+from falaj.apps.model_server.process import run, serve
 from falaj.apps.model_server.server import ModelServer, listen
 from falaj.assembly.model_server import publish_local_socket
 from falaj.assembly.platform import LocalPlatform as Assembled
@@ -301,7 +301,7 @@ def serving(wanted: Deployment | None, **options: Any) -> Iterator[RunningServer
         listener = listen("127.0.0.1", 0)
         await server.start(listener, tls=tls)
         grpc_listener = listen("127.0.0.1", 0)
-        await server.start_grpc(grpc_listener, tls=tls)
+        server.accept_grpc(grpc_listener, tls=tls)
         if wanted is not None:
             await server.apply(wanted)
         ports = (listener.getsockname()[1], grpc_listener.getsockname()[1])
@@ -344,15 +344,16 @@ def serving_platform(parts: Assembled) -> Iterator[str]:
         loop, over = asyncio.get_running_loop(), asyncio.Event()
         ended.append(lambda: loop.call_soon_threadsafe(over.set))
 
-        def ready(url: str, grpc: str | None) -> None:
+        def ready(url: str) -> None:
             found.append(url)
-            facts = {"url": url, "models": url, "models_grpc": grpc, "pid": os.getpid()}
+            address = f"127.0.0.1:{grpc.getsockname()[1]}"
+            facts = {"url": url, "models": url, "models_grpc": address, "pid": os.getpid()}
             parts.home.running.write_text(json.dumps(facts))
             started.set()
 
         with parts.home.lock(), publish_local_socket(parts.home) as inner:
-            sockets = Listeners(listen("127.0.0.1", 0), inner, listen("127.0.0.1", 0))
-            await serve(parts, sockets, ready=ready, until=over.wait)
+            grpc = listen("127.0.0.1", 0)
+            await serve(parts, listen("127.0.0.1", 0), inner, ready=ready, until=over.wait, grpc=grpc)
 
     thread = threading.Thread(target=_run, args=(main, found, started), name="model server")
     thread.start()

@@ -78,6 +78,11 @@ class Running:
     def server_pid(self) -> int | None:
         return next(iter(children(self.process.pid, "falaj.apps.model_server")), None)
 
+    def log_pid(self) -> int | None:
+        """Return the process of the prediction log of the server that runs now."""
+        server = self.server_pid()
+        return None if server is None else next(iter(children(server, "log_process")), None)
+
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
@@ -232,6 +237,43 @@ def test_a_killed_server_comes_back_with_its_counters_and_log(running: Running) 
     stats = {each.version: each for each in running.platform.endpoints.stats("m").versions}
     assert (stats["3"].labelled, stats["3"].score_mean) == (10, 4.0)
     assert running.platform.verify_audit().ok
+
+
+@pytest.mark.slow
+def test_predictions_that_were_logged_first_survive_kill_9(running: Running) -> None:
+    """Every response that says Falaj-Logged is found, although the server and its log are killed under load."""
+    running.serve("2")
+    logged, over = list[str](), threading.Event()
+    threads = [threading.Thread(target=ask_logged, args=(running, logged, over)) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for victims in (("server",), ("log",), ("log", "server")):
+        enough = len(logged) + 20
+        eventually(lambda enough=enough: len(logged) >= enough, within=READY_S)
+        pids = {"server": running.server_pid(), "log": running.log_pid()}
+        for victim in victims:
+            os.kill(int(pids[victim] or 0), signal.SIGKILL)
+        eventually(lambda old=pids["log"]: running.log_pid() not in (None, old), within=READY_S)
+    over.set()
+    for thread in threads:
+        thread.join()
+
+    found = [running.platform.endpoints.prediction(ident).outputs for ident in logged]
+
+    assert found == [{"y": [2.0]}] * len(logged)
+    assert len(set(logged)) == len(logged) >= 60
+
+
+def ask_logged(running: Running, logged: list[str], over: threading.Event) -> None:
+    """Send requests until `over`; keep the ids of those that were logged first."""
+    while not over.is_set():
+        with suppress(httpx.TransportError), httpx.Client() as client:
+            while not over.is_set():
+                headers = {"Authorization": f"Bearer {running.token}"}
+                body = BODY | {"parameters": {"falaj_logged": True}}
+                answer = client.post(f"{running.models}/v2/models/m/infer", json=body, headers=headers)
+                if answer.headers.get("falaj-logged") == "true":
+                    logged.append(answer.headers["falaj-prediction"])
 
 
 def status_of_request(running: Running, client: httpx.Client) -> int:

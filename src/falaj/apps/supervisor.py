@@ -18,6 +18,7 @@ from types import FrameType
 from typing import Any
 
 from falaj.apps.message_writer import MessageWriter, open_standard_streams
+from falaj.apps.model_replicas import BACKOFF_S, STEADY_S, ModelReplicas
 from falaj.apps.ports import spell_port
 from falaj.assembly.config import read_config
 from falaj.assembly.home import Home, find_home, open_home
@@ -29,13 +30,6 @@ from falaj.sdk import credentials
 
 START_S = 60.0
 STOP_S = 10.0
-BACKOFF_S = (0.1, 1.0, 5.0)
-UNABLE_S = (5.0, 15.0, 60.0)
-"""Pauses of a model server that cannot start: somebody has to change what keeps it from that."""
-CRASHES = 3
-"""A model server that ended so often within a minute each cannot start."""
-STEADY_S = 60.0
-"""After running this long, a child counts as recovered."""
 
 
 def up(home_path: Path | None = None, *, port: int | None = None, bind: str | None = None) -> int:
@@ -121,6 +115,7 @@ def status(home_path: Path | None = None) -> PlatformStatus:
         models=facts.get("models"),
         models_grpc=facts.get("models_grpc"),
         models_problem=facts.get("models_problem"),
+        replicas=facts.get("replicas"),
     )
     from falaj.sdk.remote import connect
 
@@ -186,9 +181,7 @@ class Supervisor:
     messages: MessageWriter = field(init=False)
     children: list[ChildProcess] = field(default_factory=list)
     running: dict[str, Any] = field(default_factory=dict)
-    model_server: ChildProcess | None = None
-    ready_pipe: int | None = None
-    """The pipe on which a starting model server reports its address."""
+    models: ModelReplicas | None = None
     is_published: bool = True
     """Whether the file for other processes of this home has all facts; else it is written again."""
 
@@ -210,13 +203,7 @@ class Supervisor:
         api = ChildProcess("api", ["falaj.apps.api.server", *where], environment)
         controller = ChildProcess("controller", ["falaj.apps.controller.process"], environment)
         self.children = [api, controller]
-        grpc = self.serving.grpc_port
-        ports = [
-            self._port("serving", self.serving.port),
-            "off" if grpc == "off" else self._port("grpc", grpc),
-        ]
-        serving = ["falaj.apps.model_server", self.serving.bind, *ports]
-        self.model_server = ChildProcess("the model server", serving, environment)
+        self.models = self._model_replicas()
         try:
             facts = self._start_api(api)
             if facts is None:
@@ -228,6 +215,14 @@ class Supervisor:
             self._stop_children()
             self.home.running.unlink(missing_ok=True)
         return 0
+
+    def _model_replicas(self) -> ModelReplicas:
+        scheme = "http" if (self.serving.tls or self.server.tls) is None else "https"
+        port, grpc = self._port("serving", self.serving.port), self.serving.grpc_port
+        grpc_port = None if grpc == "off" else self._port("grpc", grpc)
+        return ModelReplicas(
+            self.home, self.serving, port, scheme, self.messages, self._write_facts, grpc_port=grpc_port
+        )
 
     def _port(self, name: str, port: int) -> str:
         return spell_port(port, fixed=name in self.fixed_ports)
@@ -300,49 +295,11 @@ class Supervisor:
                     self._schedule_restart(child, now)
                 elif child.process is None and now >= child.start_at:
                     self._restart(child)
-            self._run_model_server()
+            if self.models is not None:
+                self.models.tick(now)
             if not self.is_published:
                 self._write_facts()
             time.sleep(0.05)
-
-    def _run_model_server(self) -> None:
-        """Start the model server once something is deployed, and read its address when it is ready."""
-        server = self.model_server
-        if server is not None and server not in self.children and self.home.serving.exists():
-            self.children.append(server)
-        if server is not None:
-            self._read_report(server)
-
-    def _read_report(self, server: ChildProcess) -> None:
-        """Read what the model server reports, if it has."""
-        if self.ready_pipe is None or not select.select([self.ready_pipe], [], [], 0)[0]:
-            return
-        with os.fdopen(self.ready_pipe) as pipe:
-            self.ready_pipe, text = None, pipe.read()
-        if text:
-            self._model_server_said(server, json.loads(text))
-
-    def _model_server_said(self, server: ChildProcess, facts: dict[str, str]) -> None:
-        """Publish the address of the model server, or what keeps it from serving."""
-        if (problem := facts.get("problem")) is not None:
-            if problem != self.running.get("models_problem"):
-                self.messages.warn(problem)
-            self._write_facts(models=None, models_grpc=None, models_problem=problem)
-            return
-        grpc = facts.get("grpc")
-        self._write_facts(models=facts["url"], models_grpc=grpc, models_problem=None)
-        ports = ["off" if address is None else str(_port_of(address)) for address in (facts["url"], grpc)]
-        server.command[-2:] = ports  # a restart uses the same ports
-
-    def _start_model_server(self, child: ChildProcess) -> None:
-        """Start it without waiting; it reports its address when it is ready."""
-        if self.ready_pipe is not None:
-            os.close(self.ready_pipe)
-        self.ready_pipe, writing = os.pipe()
-        try:
-            child.start(output=self.messages.pipe, ready=writing)
-        finally:
-            os.close(writing)
 
     def _schedule_restart(self, child: ChildProcess, now: float) -> None:
         code = child.process.returncode if child.process else None
@@ -350,19 +307,9 @@ class Supervisor:
         child.process = None
         if now - child.started_at > STEADY_S:
             child.failures = 0
-        pauses = UNABLE_S if child is self.model_server and self._is_unable(child, code) else BACKOFF_S
-        child.start_at = now + pauses[min(child.failures, len(pauses) - 1)]
+        child.start_at = now + BACKOFF_S[min(child.failures, len(BACKOFF_S) - 1)]
         child.failures += 1
-        if pauses is BACKOFF_S:
-            self.messages.warn(f"{child.name} ended (code {code}); it is restarted")
-
-    def _is_unable(self, server: ChildProcess, code: int | None) -> bool:
-        """Tell whether the model server, which has ended, cannot start: it said so, or has ended again and again."""
-        self._read_report(server)
-        if server.failures + 1 >= CRASHES and self.running.get("models_problem") is None:
-            words = f"the model server ends as soon as it starts (code {code}); see {self.home.logs / 'models.jsonl'}"
-            self._model_server_said(server, {"problem": words})
-        return self.running.get("models_problem") is not None
+        self.messages.warn(f"{child.name} ended (code {code}); it is restarted")
 
     def _restart(self, child: ChildProcess) -> None:
         """Start a child again. What keeps it from starting is told, and it is tried again later."""
@@ -373,9 +320,6 @@ class Supervisor:
             child.start_at = time.monotonic() + BACKOFF_S[-1]
 
     def _start_again(self, child: ChildProcess) -> None:
-        if child is self.model_server:
-            self._start_model_server(child)
-            return
         if child.name != "api":
             child.start(output=self.messages.pipe)
             return
@@ -388,6 +332,8 @@ class Supervisor:
 
     def _stop_children(self) -> None:
         by = time.monotonic() + STOP_S
+        if self.models is not None:
+            self.models.close(by=by)
         for child in reversed(self.children):
             child.stop(by=by)
 

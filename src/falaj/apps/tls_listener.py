@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import socket
 import ssl
 from collections.abc import Callable, Sequence
 
+from falaj.apps.socket_listener import Acceptor
 from falaj.records.config import Tls
-
-log = logging.getLogger(__name__)
 
 MOST_HANDSHAKES = 200
 """Handshakes at a time; the oldest makes room for another. Each may take a few hundred kilobytes."""
 HANDSHAKE_S = 10.0
-RETRY_S = 0.1
-"""The pause after a connection could not be accepted, as for want of file descriptors."""
 
 
 class TlsListener:
@@ -32,40 +28,36 @@ class TlsListener:
         protocols: Sequence[str] = (),
     ) -> None:
         """`protocols` are the names by which clients may ask for the protocol in the handshake (ALPN)."""
-        listener.setblocking(False)
-        self._listener, self._context, self._protocol = listener, _server_context(tls, protocols), protocol
+        self._context, self._protocol = _server_context(tls, protocols), protocol
         self._handshakes: dict[socket.socket, asyncio.Task[None]] = {}  # oldest first
-        self._accepting: asyncio.Task[None] | None = None
+        self._acceptor = Acceptor(listener, self._accepted)
+
+    @property
+    def opening(self) -> int:
+        """The number of unfinished handshakes."""
+        return len(self._handshakes)
 
     def start(self) -> None:
         """Accept connections from now on, in the running event loop."""
-        self._accepting = asyncio.get_running_loop().create_task(self._accept())
+        self._acceptor.start()
+
+    def release(self) -> None:
+        """Accept no more connections; unfinished handshakes go on."""
+        self._acceptor.stop()
 
     def close(self) -> None:
         """Accept no more connections, and end unfinished handshakes."""
-        if self._accepting is not None:
-            self._accepting.add_done_callback(
-                lambda _: self._listener.close()
-            )  # not while the loop watches it
-            self._accepting.cancel()
+        self.release()
         for connection in list(self._handshakes):
             _end(connection)
 
-    async def _accept(self) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            try:
-                connection, _ = await loop.sock_accept(self._listener)
-            except OSError as error:
-                log.warning("a connection was not accepted", extra={"reason": str(error)})
-                await asyncio.sleep(RETRY_S)
-                continue
-            if len(self._handshakes) >= MOST_HANDSHAKES:
-                oldest = next(iter(self._handshakes))
-                del self._handshakes[oldest]
-                _end(oldest)
-            self._handshakes[connection] = loop.create_task(self._shake_hands(connection))
-            await asyncio.sleep(0)  # a crowd of connections does not keep the others waiting
+    def _accepted(self, connection: socket.socket) -> None:
+        if len(self._handshakes) >= MOST_HANDSHAKES:
+            oldest = next(iter(self._handshakes))
+            del self._handshakes[oldest]
+            _end(oldest)
+        shaking = asyncio.get_running_loop().create_task(self._shake_hands(connection))
+        self._handshakes[connection] = shaking
 
     async def _shake_hands(self, connection: socket.socket) -> None:
         try:

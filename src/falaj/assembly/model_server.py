@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import secrets
 import shutil
 import socket
+import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,18 +17,26 @@ from typing import NamedTuple
 
 from falaj.assembly.home import Home
 from falaj.control.services import Services
-from falaj.errors import FalajError, Unavailable, rebuild
+from falaj.drivers.processes.replicas import ProcessReplicas
+from falaj.drivers.processes.replicas import sockets_needed as sockets_needed
+from falaj.errors import AlreadyExists, FalajError, NotFound, Unavailable, rebuild
 from falaj.governance import bootstrap, objects
 from falaj.governance.operations.caller import Caller
 from falaj.governance.operations.gate import Gate
+from falaj.ports.replicas import ReplicaDriver
+from falaj.records.control.replicas import Replica, ServerReplicas
 from falaj.records.features import OnlineRows
 from falaj.records.governance.identity import Role
+from falaj.records.governance.objects import StoredObject
 from falaj.records.names import ROOT, PrincipalId
-from falaj.serving.dependencies import LoadVersion
+from falaj.records.serving import ServerLoad
+from falaj.serving.dependencies import LOAD_PATH, LoadVersion
 
 LONGEST_SOCKET_PATH = 100
 """Bytes; the system takes little more."""
 ANSWER_S = 30.0
+LOAD_S = 5.0
+"""How long the model server may take to answer, and to tell what it does now."""
 
 
 class LocalModelServer:
@@ -50,19 +60,41 @@ class LocalModelServer:
     def wake(self) -> None:
         self._home.serving.touch(mode=0o600)
 
+    def replicas(self) -> ServerReplicas:
+        status = self._home.platform().get("replicas")
+        try:
+            found = json.loads(self._home.replicas.read_text()) if status is not None else []
+            return ServerReplicas.model_validate({"status": status, "replicas": found})
+        except (OSError, ValueError):
+            return ServerReplicas(status=status)
+
+    def restart(self) -> None:
+        if self._home.platform().get("replicas") is None:
+            raise Unavailable("the model server does not run; 'falaj deploy' starts it under 'falaj up'")
+        draft = self._home.serving.with_suffix(".new")
+        draft.write_text(secrets.token_hex(8))
+        draft.chmod(0o600)
+        draft.rename(self._home.serving)
+
     def require_engine(self) -> None:
         if find_spec("onnxruntime") is None or find_spec("msgspec") is None:
             raise Unavailable("models cannot be served by this installation; pip install 'falaj[serve]'")
 
+    def load(self) -> ServerLoad:
+        return ServerLoad.model_validate_json(self._ask("GET", LOAD_PATH, "", b"", within_s=LOAD_S))
+
     def infer(self, path: str, caller: str, body: bytes) -> bytes:
+        return self._ask("POST", path, caller, body, within_s=ANSWER_S)
+
+    def _ask(self, method: str, path: str, caller: str, body: bytes, *, within_s: float) -> bytes:
         import httpx
 
         try:
             published = json.loads(self._home.model_server.read_text())
             headers = {"Falaj-Caller": caller, "Falaj-Secret": str(published["secret"])}
             transport = httpx.HTTPTransport(uds=published["socket"])
-            with httpx.Client(transport=transport, timeout=ANSWER_S) as client:
-                answer = client.post(f"http://model-server{path}", content=body, headers=headers)
+            with httpx.Client(transport=transport, timeout=within_s) as client:
+                answer = client.request(method, f"http://model-server{path}", content=body, headers=headers)
         except (OSError, ValueError, KeyError, httpx.TransportError):
             raise Unavailable("the model server does not run, or not yet; 'falaj up' starts it") from None
         if answer.status_code != 200:
@@ -114,16 +146,45 @@ def publish_local_socket(home: Home) -> Iterator[LocalListener]:
                     shutil.rmtree(folder)
 
 
+def local_secret(home: Home) -> str:
+    """Return the secret that clients of the local socket of `home` present."""
+    return str(json.loads(home.model_server.read_text())["secret"])
+
+
+def process_replicas(
+    home: Home, sockets: Mapping[str, Sequence[socket.socket]], *, output: int
+) -> ReplicaDriver:
+    """Return the driver that runs replicas of the model server of `home` as processes, which write to `output`."""
+    environment = os.environ | {"FALAJ_HOME": str(home.path), "FALAJ_CONFIG_DIR": str(home.config_dir)}
+    command = [sys.executable, "-m", "falaj.apps.model_server"]
+    return ProcessReplicas(command, sockets=sockets, environment=environment, output=output)
+
+
+def publish_replicas(home: Home, replicas: Sequence[Replica]) -> None:
+    """Publish the replicas of the model server for other processes of `home`. A full disk is no reason to stop."""
+    draft = home.replicas.with_suffix(".new")
+    with suppress(OSError):
+        draft.write_text(json.dumps([each.model_dump(mode="json") for each in replicas]))
+        draft.rename(home.replicas)
+
+
 def service_caller(gate: Gate, name: str, role: Role) -> Caller:
     """Return the platform's own service account `name`; create it, with role and audit entry, if missing."""
-    with gate.database.read() as tx:
-        account = objects.by_name(tx, workspace=ROOT, kind="service", name=name)
+    account = _account(gate, name)
     if account is None:
-        with gate.database.write() as plain:
+        with suppress(AlreadyExists), gate.database.write() as plain:  # by another replica, just now
             tx = gate.audit.recording(plain)
-            account = bootstrap.create_service_account(tx, name, role, now=gate.clock())
+            bootstrap.create_service_account(tx, name, role, now=gate.clock())
             bootstrap.record_service_account(tx, gate.audit, name=name, now=gate.clock())
+        account = _account(gate, name)
+    if account is None:
+        raise NotFound(f"there is no service account {name!r}")
     return Caller(PrincipalId(account.id), account.name, "service", "local")
+
+
+def _account(gate: Gate, name: str) -> StoredObject | None:
+    with gate.database.read() as tx:
+        return objects.by_name(tx, workspace=ROOT, kind="service", name=name)
 
 
 def version_opener(services: Services) -> LoadVersion:

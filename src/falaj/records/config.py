@@ -11,6 +11,7 @@ from typing import Annotated, Literal, NamedTuple
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
+from falaj.records.control.replicas import ReplicaConfig
 from falaj.records.durations import read_duration
 from falaj.records.governance.residency import UNKNOWN
 from falaj.records.names import Jurisdiction, Name, TextRule
@@ -73,6 +74,23 @@ def _size(given: object) -> object:
 ModelIsolation = Literal["auto", "always"]
 
 
+Origin = Annotated[
+    str,
+    TextRule(
+        r"\*|https?://([a-z0-9]([a-z0-9.-]*[a-z0-9])?|\[[0-9a-f:.]+\])(:[0-9]{1,5})?",
+        "an origin is like https://app.example.org or http://localhost:3000, without a path; * is any",
+        limit=300,
+    ),
+]
+
+
+class CorsConfig(Record):
+    """The sites whose scripts may call the model server from a browser. Cookies are never used."""
+
+    origins: Annotated[tuple[Origin, ...], Field(max_length=100)] = ()
+    """Like `["https://app.example.org"]`; `["*"]` stands for every site. The scripts need a token all the same."""
+
+
 class ServingConfig(Record):
     """The model server: its address, and how often it stores predictions. By default it uses the TLS of the API.
 
@@ -90,7 +108,7 @@ class ServingConfig(Record):
     log_every: Annotated[timedelta, Field(ge=timedelta(milliseconds=100), le=timedelta(minutes=5))] = (
         timedelta(seconds=5)
     )
-    """How often predictions, counts and sketches are stored; kill -9 loses that much."""
+    """How often predictions, counts and sketches are stored; kill -9 of the process of the log loses that much."""
     predictions: Literal["log", "forget"] = "log"
     """forget: answers are counted only; no log, no labels, no drift."""
     isolation: ModelIsolation = "auto"
@@ -98,6 +116,15 @@ class ServingConfig(Record):
     [serving](serving.md)."""
     model_memory: Annotated[int, BeforeValidator(_size), Field(ge=1 << 26)] = 1 << 30
     """Memory for runs, like 2GiB: of each model in a process of its own, and of all others together."""
+    max_body: Annotated[int, BeforeValidator(_size), Field(ge=1 << 16, le=1 << 32)] = 1 << 24
+    """Largest body of a request, like 64MiB, also after decompression. All unanswered requests together may take 256
+    MiB, or four times this if that is more."""
+    public_readiness: bool = False
+    """Whether `GET /v2/models/NAME/ready` needs no token; then anybody can find out which names are served."""
+    cors: CorsConfig = CorsConfig()
+    """Scripts of other sites, see [serving](serving.md#browsers)."""
+    replicas: ReplicaConfig = ReplicaConfig()
+    """How many processes of the model server share its port; see [serving](serving.md#replicas)."""
 
 
 class MetadataConfig(Record):

@@ -43,3 +43,5 @@ class PlatformStatus(Record):
     """Where the model server speaks gRPC, as host and port."""
     models_problem: str | None = None
     """What keeps the model server from serving."""
+    replicas: str | None = None
+    """How many replicas of the model server are ready, and why as many are wanted."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -36,6 +36,7 @@ class Datatype(StrEnum):
     INT32 = "INT32"
     INT64 = "INT64"
     FP16 = "FP16"
+    BF16 = "BF16"
     FP32 = "FP32"
     FP64 = "FP64"
     BYTES = "BYTES"
@@ -93,17 +94,50 @@ TensorName = Annotated[str, Field(min_length=1, max_length=256)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
+Percent = Annotated[int, Field(ge=0, le=100)]
+
+StickyKey = Annotated[
+    str,
+    TextRule(
+        r"request|header|(parameter|input):[^\s:]{1,200}",
+        "the key is request (the id of the request), header (Falaj-Key), parameter:NAME or input:NAME",
+        limit=210,
+    ),
+]
+"""Where the key of a request is that decides about its version."""
+
+SHADOW = ".shadow"
+"""Ends the version of whatever is counted, logged or watched of a shadow, so that it does not mix with answers."""
+
+
 class Route(Record):
-    """A version's share of an endpoint's requests; with weight 0 it answers only whoever asks for it by version."""
+    """A version's share of an endpoint's requests; with weight 0 it answers only whoever asks for it by version.
+
+    A `shadow` gets copies of so many percent of the requests, and never answers. The `fallback` answers where the
+    version that was chosen by weight fails or is overloaded.
+    """
 
     version: VersionName
     weight: Annotated[int, Field(ge=0, le=1000)] = 100
+    shadow: Percent = 0
+    fallback: bool = False
+
+    @model_validator(mode="after")
+    def _shadow_answers_nothing(self) -> Self:
+        if self.shadow and (self.weight or self.fallback):
+            raise ValueError("a shadow never answers: its weight must be 0, and it cannot be the fallback")
+        return self
+
+
+MissingRule = Finite | Literal["reject", "impute"] | None
+"""What becomes of a feature without a value: a number; the request is rejected; the stored value; none: NaN."""
 
 
 class ViewLookup(Record):
     """Features of `view`, by the key in the request's inputs `keys`; unless given, those named like its key columns.
 
-    A model calls them `name__feature`, where `name` is the view's unless given.
+    A model calls them `name__feature`, where `name` is the view's unless given. `missing` is the rule for features of
+    this view without a value, unless it is that of the lookup. Values older than `max_age` count as missing.
     """
 
     view: Reference
@@ -113,6 +147,8 @@ class ViewLookup(Record):
     """Which features the view has; the platform fills this in."""
     key_types: Annotated[tuple[Datatype, ...], Field(max_length=8)] = ()
     """The types of `keys` in a request; the platform fills this in."""
+    missing: MissingRule = None
+    max_age: Annotated[timedelta, Field(gt=timedelta(0))] | None = None
 
 
 class Lookup(Record):
@@ -120,13 +156,16 @@ class Lookup(Record):
 
     Its columns are `features`, in the model's order (none: as the version says). Each comes from the view that has it,
     else from the request's input of that name. A feature that is not known gets its value in `defaults`, by its name
-    among the model's columns; without one, the number `missing` (none: NaN), or the request is rejected.
+    among the model's columns; without one, the rule of its view decides, else `missing`: a number (none: NaN), the
+    value in `imputed`, such as the mean of the training set, or the request is rejected. A feature of the request that
+    has a default may be left out.
     """
 
     views: Annotated[tuple[ViewLookup, ...], Field(min_length=1, max_length=50)]
     features: Annotated[tuple[TensorName, ...], Field(max_length=10_000)] = ()
-    missing: Finite | Literal["reject"] | None = None
+    missing: MissingRule = None
     defaults: Annotated[dict[TensorName, Finite], Field(max_length=10_000)] = {}
+    imputed: Annotated[dict[TensorName, Finite], Field(max_length=10_000)] = {}
 
 
 class Endpoint(Record):
@@ -137,10 +176,12 @@ class Endpoint(Record):
     routes: Annotated[tuple[Route, ...], Field(min_length=1)]
     lookup: Lookup | None = None
     id: ObjectId | None = None
+    sticky: StickyKey | None = None
 
     @model_validator(mode="after")
     def _routes_hold(self) -> Self:
         _once("a version", (route.version for route in self.routes))
+        _once("a fallback", ("fallback" for route in self.routes if route.fallback))
         if not any(route.weight for route in self.routes):
             raise ValueError(f"no route of {self.name} has a weight; at least one is more than 0")
         return self
@@ -181,6 +222,8 @@ class ServedRoute(Record):
 
     version: str
     weight: int
+    shadow: int = 0
+    fallback: bool = False
     id: ObjectId
     problem: str | None = None
 
@@ -195,6 +238,8 @@ class DeployedEndpoint(Record):
     routes: tuple[ServedRoute, ...]
     previous: tuple[Route, ...] = ()
     lookup: Lookup | None = None
+    sticky: StickyKey | None = None
+    """Where the key is that decides about the version; none: the id of the request, else nothing."""
     scoring: ScoringRule | None = None
     zone: str = ""
     label: Label
@@ -220,6 +265,77 @@ class VersionCounts(Record):
     rows: Annotated[int, Field(ge=0)] = 0
     latency: Annotated[tuple[int, ...], Field(max_length=64)] = ()
     lost: Annotated[int, Field(ge=0)] = 0
+
+
+class OutputDifference(Record):
+    """How an output of a shadow differs from that of the version that answered, over the copied requests."""
+
+    output: Annotated[str, Field(max_length=1024)]
+    values: Annotated[int, Field(ge=0)] = 0
+    """Numbers of which both are finite; the differences are over these."""
+    sum_difference: Annotated[float, Field(ge=0)] = 0.0
+    max_difference: Annotated[float, Field(ge=0)] = 0.0
+    not_finite: Annotated[int, Field(ge=0)] = 0
+    """Numbers that differ and of which one at least is NaN or infinite."""
+    classes: Annotated[int, Field(ge=0)] = 0
+    """Classes that were compared: texts, whole numbers, the largest of several columns, or the side of 0.5."""
+    disagreeing: Annotated[int, Field(ge=0)] = 0
+
+    @property
+    def mean_difference(self) -> float | None:
+        return self.sum_difference / self.values if self.values else None
+
+    @property
+    def disagreement(self) -> float | None:
+        """Return the share of classes that differ."""
+        return self.disagreeing / self.classes if self.classes else None
+
+
+class ShadowCounts(Record):
+    """What copies of requests showed about the shadow `version`, beside the version `against` that answered them.
+
+    `dropped` copies did not run, because requests waited; `errors` failed, or have other inputs or outputs.
+    """
+
+    version: Name
+    against: Name
+    requests: Annotated[int, Field(ge=0)] = 0
+    rows: Annotated[int, Field(ge=0)] = 0
+    errors: Annotated[int, Field(ge=0)] = 0
+    dropped: Annotated[int, Field(ge=0)] = 0
+    latency: Annotated[tuple[int, ...], Field(max_length=64)] = ()
+    """Runs of the shadow by duration."""
+    against_latency: Annotated[tuple[int, ...], Field(max_length=64)] = ()
+    """Runs of the version that answered, of the same requests."""
+    outputs: Annotated[tuple[OutputDifference, ...], Field(max_length=1000)] = ()
+    problem: Annotated[str, Field(max_length=1000)] | None = None
+    """The newest error."""
+
+
+class ShadowDifference(Record):
+    """The difference between a shadow and a version that answered, since the routes changed."""
+
+    version: str
+    against: str
+    since: datetime
+    requests: int
+    rows: int
+    errors: int
+    dropped: int
+    p50_ms: float | None
+    p99_ms: float | None
+    against_p50_ms: float | None
+    against_p99_ms: float | None
+    outputs: tuple[OutputDifference, ...]
+    problem: str | None = None
+
+
+class ShadowReport(Record):
+    """How the shadows of an endpoint would have answered."""
+
+    endpoint: str
+    shadows: tuple[ServedRoute, ...]
+    differences: tuple[ShadowDifference, ...]
 
 
 class LoadProblem(Record):
@@ -253,6 +369,41 @@ class VersionStats(Record):
     unscored: int = 0
     score_mean: float | None = None
     score_variance: float | None = None
+
+
+class VersionLoad(Record):
+    """Counts of a version on one replica since that started; `latency` counts by bucket."""
+
+    endpoint: ObjectId
+    name: str
+    version: str
+    replica: str
+    requests: int
+    errors: int
+    rows: int
+    latency: tuple[int, ...]
+    batches: int
+    """Runs of the model, and the rows that it was given, by all endpoints that route to it."""
+    batch_rows: int
+    waiting: int
+
+
+class ReplicaUsage(Record):
+    """A process of the model server. `clock_s` and `cpu_s` grow: divide by their differences to get rates."""
+
+    replica: str
+    pid: int
+    clock_s: float
+    cpu_s: float
+    rss_bytes: int
+    connections: int
+
+
+class ServerLoad(Record):
+    """What the model server does now, in counts that grow; two of them show the rates between."""
+
+    replicas: tuple[ReplicaUsage, ...]
+    versions: tuple[VersionLoad, ...]
 
 
 class EndpointStats(Record):
@@ -312,6 +463,8 @@ class PredictionRecord(Record):
     at: datetime
     inputs: dict[str, Any]
     outputs: dict[str, Any]
+    shadow: bool = False
+    """Made by a shadow, and never sent; `request` is the prediction that answered the request."""
     label: float | None = None
     score: float | None = None
 
@@ -355,11 +508,12 @@ class InferOutput(Record):
 
 
 class MissingReason(StrEnum):
-    """Why a feature has no value: no row of the key, a row older than the view's ttl, null in the row, or not
-    materialized with the view's newest version."""
+    """Why a feature has no value: no row of the key, a row older than the view's ttl or than the endpoint allows, null
+    in the row, or not materialized with the view's newest version."""
 
     UNKNOWN_KEY = "unknown_key"
     EXPIRED = "expired"
+    STALE = "stale"
     NULL = "null"
     NOT_ONLINE = "not_online"
 
@@ -388,6 +542,12 @@ class InferenceResult(Record):
     outputs: tuple[InferOutput, ...]
     missing: tuple[MissingFeatures, ...] = ()
     missing_rows: int = 0
+    feature_age_s: float | None = None
+    """The age in seconds of the oldest feature that was looked up for it."""
+    fallback_from: str | None = None
+    """The version that was chosen and failed, so that the fallback answered."""
+    fallback_reason: str | None = None
+    """The code of its error."""
 
 
 def _once(what: str, names: Iterable[str]) -> None:

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from falaj.errors import Unavailable
 from falaj.governance.operations.call import Call
 from falaj.ports.metadata import Transaction
+from falaj.records.control.replicas import ServerReplicas
 from falaj.records.features import OnlineRows, StoredView
 from falaj.records.governance.identity import FailureReason
 from falaj.records.governance.objects import StoredObject
 from falaj.records.monitoring.sketches import ColumnRole
 from falaj.records.names import ObjectId
 from falaj.records.registry import ModelVersion
-from falaj.records.serving import ServedModel
+from falaj.records.serving import ServedModel, ServerLoad
 
 if TYPE_CHECKING:  # the service is in every process; only the model server loads numpy
     import numpy.typing as npt
@@ -24,6 +25,10 @@ if TYPE_CHECKING:  # the service is in every process; only the model server load
 
 METRICS = "/metrics"
 """Stands for the server's metrics in place of an endpoint; no endpoint has this name."""
+
+
+LOAD_PATH = "/metrics/load"
+"""Where the server tells what it does now, as JSON."""
 
 
 class LoadVersion(Protocol):
@@ -83,8 +88,20 @@ class ModelServerClient(Protocol):
         """Request that a model server be started."""
         ...
 
+    def replicas(self) -> ServerReplicas:
+        """Return its replicas, as of the last seconds."""
+        ...
+
+    def restart(self) -> None:
+        """Request that its replicas be replaced, one after the other."""
+        ...
+
     def require_engine(self) -> None:
         """Raise Unavailable if this installation cannot run models."""
+        ...
+
+    def load(self) -> ServerLoad:
+        """Return what it does now. Raise Unavailable if it does not run."""
         ...
 
     def infer(self, path: str, caller: str, body: bytes) -> bytes:
@@ -166,6 +183,15 @@ class PredictionSink(Protocol):
 
     def add(self, batch: PredictedBatch) -> None:
         """Store or queue the batch without blocking. Called on the event loop after the responses are written."""
+        ...
+
+
+@runtime_checkable
+class DurableSink(Protocol):
+    """A sink that tells when a prediction is on disk."""
+
+    def when_stored(self, prediction: str, done: Callable[[bool], None]) -> None:
+        """Call `done` once the prediction is on disk, with true; with false if it will not be, or not soon."""
         ...
 
 

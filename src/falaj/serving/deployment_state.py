@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from falaj.errors import InvalidInput, NotFound
 from falaj.records.serving import DYNAMIC, Deployment, Endpoint, ServedFile
-from falaj.serving.lookups import FeatureJoin, build_join
+from falaj.serving.lookups import FeatureJoin, LookupMeter, build_join
 from falaj.serving.routing import WeightedRouter
 from falaj.serving.runtime.batch_queue import BatchQueue
 from falaj.serving.runtime.engine import ModelEngine
@@ -25,10 +25,11 @@ class ServedEndpoint:
     router: WeightedRouter
     joins: Mapping[str, FeatureJoin]
     """How the input of each version is assembled, if the endpoint looks up features."""
-
-    def queue(self, version: str | None, request: str) -> BatchQueue:
-        """Return the queue for a request: of the given version, or of the one chosen by weight."""
-        return self.queues[self.router.choose(request) if version is None else version]
+    answering: tuple[str, ...]
+    """The versions that answer requests: all but shadows."""
+    fallback: str | None
+    """The version that answers where another one fails."""
+    lookups: LookupMeter
 
     def representative(self, version: str | None) -> BatchQueue:
         """Return the queue whose model describes the endpoint: of `version`, or of the heaviest route."""
@@ -95,8 +96,15 @@ class DeploymentState:
         joins = {version: _join(endpoint, file, queues[file]) for version, file in own.items()}
         before = self.served.get(endpoint.name)
         counter = None if before is None else before.router.counter
-        found = {version: join for version, join in joins.items() if join is not None}
-        return ServedEndpoint(endpoint, by_version, WeightedRouter(endpoint.routes, counter=counter), found)
+        return ServedEndpoint(
+            endpoint,
+            by_version,
+            WeightedRouter(endpoint.routes, name=endpoint.name, counter=counter),
+            joins={version: join for version, join in joins.items() if join is not None},
+            answering=tuple(route.version for route in endpoint.routes if not route.shadow),
+            fallback=next((route.version for route in endpoint.routes if route.fallback), None),
+            lookups=LookupMeter() if before is None else before.lookups,
+        )
 
 
 def _join(endpoint: Endpoint, file: ServedFile, queue: BatchQueue) -> FeatureJoin | None:

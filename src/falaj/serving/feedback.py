@@ -13,7 +13,7 @@ from falaj.governance import objects
 from falaj.governance.operations.call import Call
 from falaj.governance.operations.gate import Gate
 from falaj.records.governance.objects import StoredObject
-from falaj.records.serving import FeedbackResult, GroundTruth, ScoringRule
+from falaj.records.serving import SHADOW, FeedbackResult, GroundTruth, ScoringRule
 from falaj.serving import store
 from falaj.serving.prediction_batches import DecodedBatch, split_id
 from falaj.serving.prediction_log import PredictionLog
@@ -98,8 +98,9 @@ def _find_predictions(
             unknown += idents
             continue
         decoded = prediction_log.open(found)
+        version = row["version"] + SHADOW if decoded.is_shadow else row["version"]
         for ident in idents:
-            prediction = _in_batch(decoded, row["version"], outcomes[ident])
+            prediction = _in_batch(decoded, version, outcomes[ident])
             if prediction is None:
                 unknown.append(ident)
             else:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from math import nan
 
 from falaj.errors import Fault, InvalidInput
 from falaj.records.registry import ModelVersion
-from falaj.records.serving import Lookup
+from falaj.records.serving import Lookup, MissingRule
+
+AGES_S = (1.0, 10.0, 60.0, 300.0, 900.0, 3600.0, 21_600.0, 86_400.0, 604_800.0)
+"""Upper bounds of the buckets for the age of features, in seconds; one more holds the rest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +27,8 @@ class ViewColumns:
     keys: tuple[str, ...]
     features: tuple[str, ...]
     columns: tuple[int, ...]
+    max_age: timedelta | None = None
+    """Older values count as missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +43,8 @@ class FeatureJoin:
     passed: tuple[tuple[str, int], ...]
     defaults: tuple[float, ...]
     required: frozenset[int]
+    optional: frozenset[str] = frozenset()
+    """Inputs that a request may leave out, because they have a default."""
 
     @property
     def width(self) -> int:
@@ -41,7 +52,7 @@ class FeatureJoin:
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """Return the inputs that a request must have."""
+        """Return the inputs that a request has; it may leave out those that are optional."""
         keys = [key for part in self.views for key in part.keys]
         return tuple(dict.fromkeys([*keys, *(name for name, _ in self.passed)]))
 
@@ -65,21 +76,34 @@ def build_join(lookup: Lookup, features: Sequence[str]) -> FeatureJoin:
             keys=view.keys,
             features=tuple(taken[number].values()),
             columns=tuple(taken[number]),
+            max_age=view.max_age,
         )
         for number, view in enumerate(lookup.views)
     )
-    default = lookup.missing if isinstance(lookup.missing, float) else nan
+    rules = _rules(lookup, names, parts)
     return FeatureJoin(
         columns=names,
         views=parts,
         passed=tuple(passed),
-        defaults=tuple(lookup.defaults.get(name, default) for name in names),
-        required=frozenset(
-            column
-            for column, name in enumerate(names)
-            if lookup.missing == "reject" and name not in lookup.defaults
-        ),
+        defaults=tuple(_default(lookup, name, rule) for name, rule in zip(names, rules, strict=True)),
+        required=frozenset(column for column, rule in enumerate(rules) if rule == "reject"),
+        optional=frozenset(name for name, _ in passed if name in lookup.defaults),
     )
+
+
+def _rules(lookup: Lookup, names: Sequence[str], parts: Sequence[ViewColumns]) -> list[MissingRule]:
+    """Return the rule of each column: its own default, else that of its view, else that of the lookup."""
+    rules: list[MissingRule] = [lookup.missing] * len(names)
+    for view, part in zip(lookup.views, parts, strict=True):
+        for column in part.columns:
+            rules[column] = lookup.missing if view.missing is None else view.missing
+    return [lookup.defaults.get(name, rule) for name, rule in zip(names, rules, strict=True)]
+
+
+def _default(lookup: Lookup, name: str, rule: MissingRule) -> float:
+    if rule == "impute":
+        return lookup.imputed.get(name, nan)
+    return nan if rule is None or isinstance(rule, str) else float(rule)
 
 
 def _source(lookup: Lookup, name: str) -> tuple[int, str] | None:
@@ -119,12 +143,12 @@ def require_lookup_fits_version(lookup: Lookup, version: ModelVersion) -> None:
         for part in join.views
         if not part.columns
     ]
-    looked_up = [join.columns[column] for part in join.views for column in part.columns]
     faults += [
-        Fault(where=f"{where}: defaults", given=name, allowed=f"looked up columns: {', '.join(looked_up)}")
+        Fault(where=f"{where}: defaults", given=name, allowed=f"the columns {', '.join(join.columns)}")
         for name in lookup.defaults
-        if name not in looked_up
+        if name not in join.columns
     ]
+    faults += _impute_faults(lookup, join, where)
     width = _width(version)
     if width not in (None, len(features)):
         faults.append(
@@ -137,6 +161,45 @@ def require_lookup_fits_version(lookup: Lookup, version: ModelVersion) -> None:
         )
     if faults:
         raise InvalidInput(f"{where} does not fit the model", faults=faults)
+
+
+def _impute_faults(lookup: Lookup, join: FeatureJoin, where: str) -> list[Fault]:
+    """Return a fault for each feature that is to be imputed and has no value, and each value without a feature."""
+    looked_up = [join.columns[column] for part in join.views for column in part.columns]
+    rules = dict(zip(join.columns, _rules(lookup, join.columns, join.views), strict=True))
+    lacking = [name for name in looked_up if rules[name] == "impute" and name not in lookup.imputed]
+    faults = [
+        Fault(
+            where=f"{where}: imputed",
+            given=f"no value for {name}",
+            allowed="one for each feature that is imputed, such as its mean in the training set",
+            fix=f"deploy --impute {name}=NUMBER",
+        )
+        for name in lacking
+    ]
+    unknown = [name for name in lookup.imputed if name not in looked_up]
+    allowed = f"looked up columns: {', '.join(looked_up)}"
+    return faults + [Fault(where=f"{where}: imputed", given=name, allowed=allowed) for name in unknown]
+
+
+class LookupMeter:
+    """Counts what the lookups of an endpoint missed, and how old what they found was. Used from several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.missing: Counter[tuple[str, str]] = Counter()
+        """Missing values by view and reason."""
+        self.ages = [0] * (len(AGES_S) + 1)
+        self.age_sum_s = 0.0
+
+    def count(self, missing: Mapping[tuple[str, str], int], age_s: float | None) -> None:
+        """Count a request: its missing values, and the age of its oldest feature, if it has one."""
+        with self._lock:
+            for key, number in missing.items():
+                self.missing[key] += number
+            if age_s is not None:
+                self.ages[bisect_left(AGES_S, age_s)] += 1
+                self.age_sum_s += age_s
 
 
 def _width(version: ModelVersion) -> int | None:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from falaj.errors import Damaged, InvalidInput, NotFound, shorten
-from falaj.records.serving import ServedModel
+from falaj.records.serving import SHADOW, ServedModel
 from falaj.serving.dependencies import PredictedBatch
 
 ArrowTable: TypeAlias = Any
@@ -179,6 +179,11 @@ class DecodedBatch:
     @property
     def facts(self) -> dict[str, Any]:
         return self._facts
+
+    @property
+    def is_shadow(self) -> bool:
+        """Tell whether a shadow made these predictions, so that they were never sent."""
+        return str(self._facts["version"]).endswith(SHADOW)
 
     def place(self, number: int, row: int | None) -> int | None:
         """Return the row index of a prediction; None if it is missing, or has several rows and none was named."""

@@ -104,6 +104,7 @@ class PredictionLog:
             endpoint=endpoint.name if endpoint else facts["endpoint"],
             model=decoded.facts["model"],
             version=facts["version"],
+            shadow=decoded.is_shadow,
             label=label,
             score=score,
             **decoded.fields(place),

@@ -1,13 +1,15 @@
-"""Scores of predictions against labels, and percentiles of latency histograms."""
+"""Scores of predictions against labels, percentiles of latency histograms, and sums of what shadows showed."""
 
 from __future__ import annotations
 
+import sys
 from bisect import bisect_left
 from collections.abc import Sequence
+from datetime import datetime
 from math import isfinite, log
 
 from falaj.errors import InvalidInput
-from falaj.records.serving import ScoringRule
+from falaj.records.serving import OutputDifference, ScoringRule, ShadowCounts, ShadowDifference
 
 BOUNDS_S = (
     *(0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05),
@@ -17,6 +19,9 @@ BOUNDS_S = (
 
 SMALLEST = 1e-7
 """Lower bound of probabilities, near the resolution of float32, so that log loss stays finite."""
+
+LARGEST = sys.float_info.max
+"""Sums and differences stay finite, as JSON needs them."""
 
 UNSCORED_LOSS = 1e100
 """The loss of a prediction that is not finite, for a canary: more than the bound at which it cuts losses."""
@@ -79,3 +84,54 @@ def percentile_ms(latency: Sequence[int], share: float) -> float | None:
             return 1000 * (below + (bound - below) * (wanted - seen) / number)
         seen, below = seen + number, bound
     return 1000 * BOUNDS_S[-1]
+
+
+# ------------------------------------------------------------------------------------------------ shadows
+
+
+def merge_counts(one: ShadowCounts, other: ShadowCounts) -> ShadowCounts:
+    """Return the sum of two counts of the same pair of versions; `other` is the newer one."""
+    outputs = {each.output: each for each in one.outputs}
+    for each in other.outputs:
+        before = outputs.get(each.output)
+        outputs[each.output] = each if before is None else _merge_outputs(before, each)
+    sums = {
+        name: getattr(one, name) + getattr(other, name) for name in ("requests", "rows", "errors", "dropped")
+    }
+    return ShadowCounts(
+        version=one.version,
+        against=one.against,
+        **sums,
+        latency=_summed(one.latency, other.latency),
+        against_latency=_summed(one.against_latency, other.against_latency),
+        outputs=tuple(outputs.values()),
+        problem=other.problem or one.problem,
+    )
+
+
+def _merge_outputs(one: OutputDifference, other: OutputDifference) -> OutputDifference:
+    summed = ("values", "not_finite", "classes", "disagreeing")
+    return OutputDifference(
+        output=one.output,
+        sum_difference=min(one.sum_difference + other.sum_difference, LARGEST),
+        max_difference=max(one.max_difference, other.max_difference),
+        **{name: getattr(one, name) + getattr(other, name) for name in summed},
+    )
+
+
+def _summed(one: Sequence[int], other: Sequence[int]) -> tuple[int, ...]:
+    short, long = sorted((tuple(one), tuple(other)), key=len)
+    return tuple(each + (short[place] if place < len(short) else 0) for place, each in enumerate(long))
+
+
+def difference_of(counts: ShadowCounts, *, since: datetime) -> ShadowDifference:
+    """Return counts as a report has them."""
+    plain = ("version", "against", "requests", "rows", "errors", "dropped", "outputs", "problem")
+    return ShadowDifference(
+        **{name: getattr(counts, name) for name in plain},
+        since=since,
+        p50_ms=percentile_ms(counts.latency, 0.5),
+        p99_ms=percentile_ms(counts.latency, 0.99),
+        against_p50_ms=percentile_ms(counts.against_latency, 0.5),
+        against_p99_ms=percentile_ms(counts.against_latency, 0.99),
+    )

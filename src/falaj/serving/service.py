@@ -19,6 +19,7 @@ from falaj.governance.operations.gate import Gate
 from falaj.governance.operations.operation import ByteStream, Mode, operation
 from falaj.governance.operations.pagination import list_page
 from falaj.ports.parsers import ParserPool
+from falaj.records.control.replicas import ServerReplicas
 from falaj.records.features import ViewRef
 from falaj.records.governance.identity import Role
 from falaj.records.governance.objects import Cursor, Page, PageSize, StoredObject
@@ -44,6 +45,10 @@ from falaj.records.serving import (
     Routes,
     ScoringRule,
     ServedRoute,
+    ServerLoad,
+    ShadowCounts,
+    ShadowReport,
+    StickyKey,
     VersionCounts,
 )
 from falaj.serving import store, validation
@@ -54,6 +59,9 @@ from falaj.serving.protection import EndpointProtection
 
 MODEL_SERVER = "model-server"
 """The service account of the model server."""
+
+LOADED_ENDPOINTS = 1000
+"""Endpoints of a workspace whose load is shown."""
 
 Outcomes = Annotated[tuple[GroundTruth, ...], Field(min_length=1, max_length=10_000)]
 Inputs = Annotated[tuple[InferInput, ...], Field(min_length=1, max_length=1000)]
@@ -119,8 +127,14 @@ class Endpoints:
         return self._record(call, target.id)
 
     @operation("endpoints.route", resource="endpoint")
-    def route(self, endpoint: EndpointRef, *, routes: Routes) -> DeployedEndpoint:
+    def route(
+        self, endpoint: EndpointRef, *, routes: Routes, sticky: StickyKey | None = None
+    ) -> DeployedEndpoint:
         """Split the requests of an endpoint among versions of its model, by weight.
+
+        `sticky` says where the key is that decides about the version: one key always gets the same version while the
+        weights stay the same. It stays unchanged unless given. A route with `shadow` gets copies of so many percent of
+        the requests and never answers; the one with `fallback` answers where the chosen version fails.
 
         A protected endpoint serves only versions that were approved for its alias, whatever their weight.
         """
@@ -131,7 +145,7 @@ class Endpoints:
         served_now = objects.by_id(call.tx, before.routes[0].id) or target
         found = validation.resolve_versions(call, routes, model=before.model, served=served_now)
         served = validation.served_routes(routes, found)
-        self._put(call, target, served, found, lookup=None, scoring=None, before=before)
+        self._put(call, target, served, found, lookup=None, scoring=None, before=before, sticky=sticky)
         return self._record(call, target.id)
 
     @operation("endpoints.protect", resource="endpoint", allow=Role.ADMIN)
@@ -190,6 +204,17 @@ class Endpoints:
         store.advance(call.tx)
         return removed
 
+    @operation("endpoints.replicas", resource="platform", mode=Mode.READ, allow=Role.OPERATOR)
+    def replicas(self) -> ServerReplicas:
+        """Show the replicas of the model server, which serve all endpoints, with their load in the last seconds."""
+        return self._server.replicas()
+
+    @operation("endpoints.restart", resource="platform", allow=Role.OPERATOR)
+    def restart(self) -> ServerReplicas:
+        """Replace the replicas of the model server one after the other; no request fails."""
+        self._server.restart()
+        return self._server.replicas()
+
     @operation("endpoints.stats", resource="endpoint", mode=Mode.READ)
     def stats(self, endpoint: EndpointRef, *, since: AwareDatetime | None = None) -> EndpointStats:
         """Show requests, errors, latency and scores of each version; the model server reports every few seconds."""
@@ -197,6 +222,41 @@ class Endpoints:
         record = store.endpoint_record(call.tx, call.object("endpoint"))
         versions = store.stats(call.tx, record.id, since=since)
         return EndpointStats(endpoint=record.name, since=since, scoring=record.scoring, versions=versions)
+
+    @operation("endpoints.load", resource="workspace", mode=Mode.READ)
+    def load(self, *, workspace: WorkspaceRef | None = None) -> ServerLoad:
+        """Show what the model server does now for the endpoints of a workspace, in counts that grow.
+
+        `falaj endpoints top` shows the rates between two of them.
+        """
+        call = current_call()
+        found: Page[DeployedEndpoint] = list_page(
+            self.gate,
+            ["endpoint"],
+            lambda page: [self._record(call, each.id) for each in page],
+            after="",
+            limit=LOADED_ENDPOINTS,
+            workspace=call.object("workspace").id,
+        )
+        names = {each.id: each.name for each in found.items}
+        now = self._server.load()
+        versions = [
+            each.model_copy(update={"name": names[each.endpoint]})
+            for each in now.versions
+            if each.endpoint in names
+        ]
+        return now.model_copy(update={"versions": tuple(versions)})
+
+    @operation("endpoints.shadow_report", resource="endpoint", mode=Mode.READ)
+    def shadow_report(self, endpoint: EndpointRef) -> ShadowReport:
+        """Show how the answers of an endpoint's shadows differ from those that were sent, since the routes changed."""
+        call = current_call()
+        record = store.endpoint_record(call.tx, call.object("endpoint"))
+        return ShadowReport(
+            endpoint=record.name,
+            shadows=tuple(route for route in record.routes if route.shadow),
+            differences=store.shadow_differences(call.tx, record.id),
+        )
 
     @operation("endpoints.observations", resource="endpoint", mode=Mode.READ)
     def observations(
@@ -271,8 +331,9 @@ class Endpoints:
         *,
         counts: tuple[VersionCounts, ...] = (),
         problems: tuple[LoadProblem, ...] = (),
+        shadows: tuple[ShadowCounts, ...] = (),
     ) -> ReportReceipt:
-        """Add request counts and load problems of an endpoint's versions. Only the model server may do so."""
+        """Add request counts, load problems and shadows of an endpoint's versions. Only the model server may do so."""
         call = current_call()
         _require_server(call)
         target = call.object("endpoint")
@@ -280,7 +341,9 @@ class Endpoints:
             raise Conflict(f"endpoint {target.name} was removed")
         store.add_counts(call.tx, target.id, counts, now=call.now)
         store.set_problems(call.tx, target.id, problems, now=call.now)
+        store.add_shadows(call.tx, target.id, shadows)
         named = {each.version for each in counts} | {each.version for each in problems}
+        named |= {each.version for each in shadows}
         return ReportReceipt(versions=len(named))
 
     def _put(
@@ -293,8 +356,9 @@ class Endpoints:
         lookup: Lookup | None,
         scoring: ScoringRule | None,
         before: DeployedEndpoint | None,
+        sticky: StickyKey | None = None,
     ) -> None:
-        """Validate and store `routes`; lookup and scoring stay as in `before` unless given."""
+        """Validate and store `routes`; lookup, scoring and sticky key stay as in `before` unless given."""
         zone = self.gate.zones.named(target.zone)
         versions = validation.require_servable(self.gate, call, found, zone, opened=self._versions)
         self._protection.require(call, target, versions, routes=routes, before=before)
@@ -317,7 +381,10 @@ class Endpoints:
         validation.require_lookup_fits(lookup, versions)
         model = versions[0].name
         scoring = scoring or (before.scoring if before is not None and before.model == model else None)
-        store.put_endpoint(call, target.id, model=model, routes=routes, lookup=lookup, scoring=scoring)
+        sticky = sticky or (None if before is None else before.sticky)
+        store.put_endpoint(
+            call, target.id, model=model, routes=routes, lookup=lookup, sticky=sticky, scoring=scoring
+        )
         if flowing:
             graph.flow(call, flowing, target)
         labelled = objects.by_id(call.tx, target.id) or target
@@ -392,6 +459,9 @@ def _request_inference(
         outputs=tuple(_output(**each) for each in response["outputs"]),
         missing=from_json(parameters.get("missing_features", "[]")),
         missing_rows=parameters.get("missing_rows", 0),
+        feature_age_s=parameters.get("feature_age_s"),
+        fallback_from=parameters.get("fallback_from"),
+        fallback_reason=parameters.get("fallback_reason"),
     )
 
 

@@ -8,10 +8,12 @@ from itertools import islice
 from math import prod
 from typing import Any, Protocol, TypeVar
 
+import numpy as np
 import numpy.typing as npt
 
 from falaj.errors import Fault, InvalidInput, shorten
 from falaj.records.serving import DYNAMIC, Datatype, ServedModel, Tensor
+from falaj.serving.tensors import NUMPY
 
 Array = npt.NDArray[Any]
 
@@ -91,7 +93,7 @@ class Signature:
         if tensor.datatype != wanted.datatype:
             return _fault(tensor.name, f"datatype {shorten(tensor.datatype)}", str(wanted.datatype))
         if not shape_fits(tensor.shape, wanted.shape):
-            words = "; -1 is any number from 1" if DYNAMIC in wanted.shape else ""
+            words = "; -1 is any number" if DYNAMIC in wanted.shape else ""
             return _fault(tensor.name, f"shape {shorten(tensor.shape)}", f"{list(wanted.shape)}{words}")
         return _data_fault(tensor, wanted, read)
 
@@ -106,10 +108,30 @@ def _data_fault(tensor: G, wanted: Tensor, read: Reader[G]) -> Fault | None:
 
 
 def shape_fits(shape: Sequence[int], allowed: Sequence[int]) -> bool:
-    """Return whether `shape` matches `allowed`; no dimension may be 0."""
+    """Return whether `shape` matches `allowed`. A request may have no rows; no other dimension may be 0."""
     return len(shape) == len(allowed) and all(
-        size > 0 and wanted in (DYNAMIC, size) for size, wanted in zip(shape, allowed, strict=True)
+        (size > 0 or (size == 0 == place)) and wanted in (DYNAMIC, size)
+        for place, (size, wanted) in enumerate(zip(shape, allowed, strict=True))
     )
+
+
+def answer_to_no_rows(model: ServedModel, inputs: Sequence[Array]) -> list[Array] | None:
+    """Return the outputs for inputs without rows, which no model has to run for; None if the inputs have rows.
+
+    Raise InvalidInput if only some have none, or if an output of the model does not consist of rows.
+    """
+    if all(array.size for array in inputs):
+        return None
+    if any(not array.ndim or len(array) for array in inputs):
+        raise InvalidInput("an input has no rows and another has some; allowed the same number in all")
+    whole = [tensor for tensor in model.outputs if tensor.shape[:1] != (DYNAMIC,)]
+    if whole:
+        names = ", ".join(map(str, whole))
+        raise InvalidInput(f"the inputs have no rows, and the model has outputs that need some: {names}")
+    return [
+        np.empty([0, *(max(size, 0) for size in tensor.shape[1:])], NUMPY[tensor.datatype])
+        for tensor in model.outputs
+    ]
 
 
 def invalid_request(faults: Sequence[Fault]) -> InvalidInput:

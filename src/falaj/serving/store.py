@@ -24,11 +24,23 @@ from falaj.records.serving import (
     Route,
     ScoringRule,
     ServedRoute,
+    ShadowCounts,
+    ShadowDifference,
+    StickyKey,
     VersionCounts,
     VersionStats,
 )
-from falaj.serving.scores import percentile_ms, slow_bound_s, slower_than
-from falaj.serving.tables import batches, counts, endpoints, labels, observations, problems, protections
+from falaj.serving.scores import difference_of, merge_counts, percentile_ms, slow_bound_s, slower_than
+from falaj.serving.tables import (
+    batches,
+    counts,
+    endpoints,
+    labels,
+    observations,
+    problems,
+    protections,
+    shadows,
+)
 
 SLICE = 900
 """Values per IN list: below the limit of every supported database."""
@@ -63,16 +75,18 @@ def put_endpoint(
     model: str,
     routes: Sequence[ServedRoute],
     lookup: Lookup | None,
+    sticky: StickyKey | None,
     scoring: ScoringRule | None,
 ) -> None:
     """Create or change an endpoint; its current routes become its previous routes."""
     before = endpoint_row(call.tx, ident)
     values = {
         "model": model,
-        "routes": [{"version": r.version, "weight": r.weight, "id": r.id} for r in routes],
+        "routes": [_row(route) for route in routes],
         "previous": [] if before is None else _plain(before["routes"]),
         "lookup": None if lookup is None else lookup.model_dump(mode="json"),
         "scoring": scoring,
+        "sticky": sticky,
         "changed_at": call.now,
     }
     if before is None:
@@ -80,6 +94,7 @@ def put_endpoint(
     else:
         call.tx.execute(update(endpoints).where(endpoints.c.id == ident).values(**values))
         call.tx.execute(delete(observations).where(observations.c.endpoint == ident))
+        call.tx.execute(delete(shadows).where(shadows.c.endpoint == ident))
     advance(call.tx)
 
 
@@ -117,6 +132,7 @@ def endpoint_record(tx: Transaction, found: StoredObject, *, url: str | None = N
         previous=tuple(Route.model_validate(each) for each in row["previous"]),
         lookup=None if row["lookup"] is None else Lookup.model_validate(row["lookup"]),
         scoring=None if row["scoring"] is None else ScoringRule(row["scoring"]),
+        sticky=row["sticky"],
         zone=found.zone or "",
         label=found.label,
         url=url,
@@ -142,8 +158,15 @@ def set_scoring(tx: Transaction, ident: str, scoring: ScoringRule) -> None:
     tx.execute(update(endpoints).where(endpoints.c.id == ident).values(scoring=scoring))
 
 
+def _row(route: ServedRoute) -> dict[str, Any]:
+    """Return a route as it is stored; what most routes are not is left out."""
+    shadow = {"shadow": route.shadow} if route.shadow else {}
+    fallback = {"fallback": True} if route.fallback else {}
+    return {"version": route.version, "weight": route.weight, "id": route.id, **shadow, **fallback}
+
+
 def _plain(routes: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{"version": route["version"], "weight": route["weight"]} for route in routes]
+    return [{name: value for name, value in route.items() if name != "id"} for route in routes]
 
 
 # ------------------------------------------------------------------------------ counts and problems
@@ -175,6 +198,37 @@ def add_counts(tx: Transaction, endpoint: str, found: Sequence[VersionCounts], *
         tx.execute(
             update(counts).where(*same).values(**sums, latency=_summed([row["latency"], new["latency"]]))
         )
+
+
+def add_shadows(tx: Transaction, endpoint: str, found: Sequence[ShadowCounts]) -> None:
+    """Add what copies of requests showed to what is known since the routes changed; what is no shadow is left out."""
+    if not found:
+        return
+    row = tx.execute(select(endpoints).where(endpoints.c.id == endpoint).with_for_update()).mappings().first()
+    known = {each["version"] for each in (row["routes"] if row is not None else ()) if each.get("shadow")}
+    for each in found:
+        if row is None or each.version not in known:
+            continue
+        same = (
+            shadows.c.endpoint == endpoint,
+            shadows.c.version == each.version,
+            shadows.c.against == each.against,
+        )
+        before = tx.execute(select(shadows.c.counts).where(*same)).scalar()
+        if before is None:
+            key = {"endpoint": endpoint, "version": each.version, "against": each.against}
+            new = {"counts": each.model_dump(mode="json"), "since": row["changed_at"]}
+            tx.execute(insert(shadows), key | new)
+        else:
+            both = merge_counts(ShadowCounts.model_validate(before), each)
+            tx.execute(update(shadows).where(*same).values(counts=both.model_dump(mode="json")))
+
+
+def shadow_differences(tx: Transaction, endpoint: str) -> tuple[ShadowDifference, ...]:
+    """Return how each shadow differs from each version that answered, since the routes changed."""
+    rows = tx.execute(select(shadows).where(shadows.c.endpoint == endpoint)).mappings()
+    found = [difference_of(ShadowCounts.model_validate(row["counts"]), since=row["since"]) for row in rows]
+    return tuple(sorted(found, key=lambda each: (len(each.version), each.version, each.against)))
 
 
 def _begin(tx: Transaction, endpoint: str, moment: datetime) -> datetime:

@@ -29,6 +29,7 @@ endpoints = Table(
     Column("previous", JsonText, nullable=False),
     Column("lookup", JsonText),
     Column("scoring", Text),
+    Column("sticky", Text),  # where the key is that decides about the version; see StickyKey
     Column("changed_at", UtcTime, nullable=False),
 )
 
@@ -64,6 +65,17 @@ counts = Table(  # requests of a version in the minute that begins at `at`
     Column("rows", BigInteger, nullable=False),
     Column("lost", BigInteger, nullable=False),
     Column("latency", JsonText, nullable=False),
+    info=UNRECORDED,
+)
+
+shadows = Table(  # how the answers of a shadow differ from those of a version, since the routes changed
+    "serving_shadows",
+    METADATA,
+    _endpoint_key(),
+    Column("version", Text, primary_key=True),
+    Column("against", Text, primary_key=True),
+    Column("counts", JsonText, nullable=False),
+    Column("since", UtcTime, nullable=False),
     info=UNRECORDED,
 )
 

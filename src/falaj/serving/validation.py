@@ -109,7 +109,13 @@ def _require_once(numbers: Sequence[str]) -> None:
 def served_routes(routes: Sequence[Route], versions: Sequence[StoredObject]) -> tuple[ServedRoute, ...]:
     pairs = zip(routes, versions, strict=True)
     return tuple(
-        ServedRoute(version=found.name.rpartition("@")[2], weight=route.weight, id=found.id)
+        ServedRoute(
+            version=found.name.rpartition("@")[2],
+            weight=route.weight,
+            shadow=route.shadow,
+            fallback=route.fallback,
+            id=found.id,
+        )
         for route, found in pairs
     )
 
@@ -118,6 +124,9 @@ def require_routes(routes: Sequence[Route]) -> None:
     _require_once([route.version.rpartition("@")[2] for route in routes])
     if not any(route.weight for route in routes):
         raise InvalidInput.at("routes", given="no weight above 0", allowed="at least one above 0")
+    fallbacks = [route.version for route in routes if route.fallback]
+    if len(fallbacks) > 1:
+        raise InvalidInput.at("routes", given=f"the fallbacks {', '.join(fallbacks)}", allowed="one fallback")
 
 
 def resolve_lookup(
@@ -170,7 +179,13 @@ def _resolved_view(
         faults.append(Fault(where=where, given="no numeric feature", allowed="numeric features"))
     types = tuple(Datatype.INT64 if key.type is ColumnType.INTEGER else Datatype.BYTES for key in stored.keys)
     return ViewLookup(
-        view=view.id, name=given.name or view.name, keys=keys, features=numeric, key_types=types
+        view=view.id,
+        name=given.name or view.name,
+        keys=keys,
+        features=numeric,
+        key_types=types,
+        missing=given.missing,
+        max_age=given.max_age,
     )
 
 

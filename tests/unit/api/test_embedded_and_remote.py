@@ -24,6 +24,7 @@ from falaj.records.features import ColumnType, Entity, Feature, FeatureView
 from falaj.records.governance.identity import Role
 from falaj.records.names import PrincipalId
 from falaj.records.scheduling.mig import GpuSettings
+from falaj.records.serving import Route
 from falaj.records.training.jobs import JobSpec
 from falaj.sdk.embedded import open_platform
 from falaj.sdk.remote import remote_service
@@ -46,6 +47,7 @@ TRIPS = FeatureView(
 )
 SPEC = JobSpec(name="train", script="train.py", priority=-1)
 LOST = SPEC.model_copy(update={"inputs": {"training": "nothing"}})
+ROUTES = (Route(version="1", fallback=True),)
 PIPELINE = Pipeline(
     name="weekly",
     endpoint="churn",
@@ -237,6 +239,16 @@ CALLS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "usage": ("dana", lambda p: p.usage.show(by="user", **LONG_AGO)),
     "usage as a bill": ("admin", lambda p: b"".join(p.usage.export(**LONG_AGO))),
     "an endpoint": ("admin", lambda p: p.endpoints.deploy("churn", model="churn@1").routes),
+    "replicas": ("admin", lambda p: p.endpoints.replicas()),
+    "replicas for a stranger": ("sam", lambda p: p.endpoints.replicas()),
+    "a restart without a model server": ("admin", lambda p: p.endpoints.restart()),
+    "sticky routes": ("admin", lambda p: p.endpoints.route("churn", routes=ROUTES, sticky="header").sticky),
+    "the load of no server": ("admin", lambda p: p.endpoints.load()),
+    "a shadow report": ("admin", lambda p: p.endpoints.shadow_report("churn")),
+    "a sticky key of another kind": (
+        "admin",
+        lambda p: p.endpoints.route("churn", routes=ROUTES, sticky="cookie"),
+    ),
     "an endpoint for a stranger": ("sam", lambda p: p.endpoints.show("churn")),
     "a monitor of nothing": ("admin", lambda p: p.monitoring.watch("nothing", reference="nothing")),
     "an optimization on nothing": ("admin", lambda p: p.optimization.start("churn@1", data="x", target="y")),

@@ -141,7 +141,7 @@ BAD = {
     x([])[:-4] + b"[" * 100_000: "not an inference request",
     x([])[:-4] + b"[" * 499 + b"]" * 500 + b"}]}": "nested lists that do not match the shape",
     x([1e300, 0]): "too large",
-    x([], shape=[0, 2]): "given shape [0, 2]",
+    x([], shape=[2, 0]): "given shape [2, 0]",
     x([1, 2], shape=[-1, 2]): "given shape [-1, 2]",
     x([1, 2], shape=[2**62, 2]): "2 values, where the shape needs",
     x([1, 2], datatype="FLOAT"): "given datatype FLOAT, allowed FP32",

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+
+from falaj.records.config import ServingConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,3 +31,20 @@ class ServerLimits:
     """Seconds between checks of deadlines."""
     threads: int = field(default_factory=lambda: os.cpu_count() or 1)
     """Threads for slow models, one per core."""
+
+
+def limits_of(config: ServingConfig) -> ServerLimits:
+    """Return the limits of a server; what it may hold grows with the largest body."""
+    usual = ServerLimits()
+    held_bytes = max(usual.held_bytes, 4 * config.max_body)
+    return replace(usual, body_bytes=config.max_body, held_bytes=held_bytes)
+
+
+def limits_of_replica(serving: ServingConfig) -> ServerLimits:
+    """Return the limits of one of several replicas, which share the memory and the cores of the machine."""
+    whole, config = limits_of(serving), serving.replicas
+    return replace(
+        whole,
+        held_bytes=max(whole.held_bytes // config.most, 4 * whole.body_bytes),
+        threads=max(1, whole.threads // max(1, config.min)),
+    )

@@ -2,26 +2,42 @@
 
 from __future__ import annotations
 
+import os
+import time
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
+from weakref import WeakKeyDictionary
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 
 from falaj.apps.byte_shares import ByteShares
+from falaj.apps.model_server import triton_metrics
+from falaj.apps.model_server.triton_metrics import ModelTotals
+from falaj.records.names import ObjectId
+from falaj.records.serving import ReplicaUsage, ServerLoad, VersionLoad
 from falaj.serving.deployment_state import ServedEndpoint
+from falaj.serving.lookups import AGES_S
+from falaj.serving.runtime.batch_queue import BatchQueue
+from falaj.serving.runtime.metering import MeteredEngine
 from falaj.serving.scores import BOUNDS_S
+
+REPLICA = os.environ.get("FALAJ_REPLICA", "0")
+"""Which of the replicas this process is."""
 
 
 class VersionMetrics:
     """Counts of one version of an endpoint."""
 
-    __slots__ = ("buckets", "failed_rows", "failed_seconds", "rows", "seconds", "statuses")
+    __slots__ = ("buckets", "failed_rows", "failed_seconds", "fallbacks", "rows", "seconds", "statuses")
 
     def __init__(self) -> None:
         self.statuses: Counter[int] = Counter()
+        self.fallbacks: Counter[str] = Counter()
+        """Requests that the fallback took over, by the error of this version."""
         self.rows = 0
         self.buckets = [0] * (len(BOUNDS_S) + 1)
         self.seconds = 0.0
@@ -46,6 +62,10 @@ class ServerMetrics:
         self._shares = shares
         self._versions: dict[tuple[str, str], VersionMetrics] = {}
         self.served: Mapping[str, ServedEndpoint] = {}
+        self.meters: WeakKeyDictionary[BatchQueue, MeteredEngine] = WeakKeyDictionary()
+        """The runs of each queue."""
+        self.shadow_outcomes: Counter[tuple[str, str, str]] = Counter()
+        """Copies of requests by endpoint, version, and what became of them."""
         self.connections = 0
         self.refused: Counter[int] = Counter()
         self.reloads: Counter[str] = Counter()
@@ -65,11 +85,51 @@ class ServerMetrics:
         return dict(self._versions)
 
     def render(self) -> bytes:
-        return generate_latest(self._registry)
+        """Return all metrics as text: ours, and those that Triton has under the names that it gives them."""
+        return generate_latest(self._registry) + triton_metrics.render(self.model_totals(), replica=REPLICA)
+
+    def load(self) -> ServerLoad:
+        """Return what the server does now, for `endpoints.load`."""
+        versions = [
+            VersionLoad(
+                endpoint=ObjectId(served.endpoint.id or name),
+                name=name,
+                version=version,
+                replica=REPLICA,
+                requests=sum(known.statuses.values()),
+                errors=sum(known.statuses.values()) - known.statuses[200],
+                rows=known.rows,
+                latency=tuple(known.buckets),
+                batches=queue.batches,
+                batch_rows=queue.rows,
+                waiting=queue.waiting,
+            )
+            for name, served in self.served.items()
+            for version, queue in served.queues.items()
+            for known in [self.of_version(name, version)]
+        ]
+        replica = ReplicaUsage(
+            replica=REPLICA,
+            pid=os.getpid(),
+            clock_s=time.perf_counter(),
+            cpu_s=time.process_time(),
+            rss_bytes=_rss_bytes(),
+            connections=self.connections,
+        )
+        return ServerLoad(replicas=(replica,), versions=tuple(versions))
+
+    def model_totals(self) -> dict[tuple[str, str], ModelTotals]:
+        return triton_metrics.model_totals(self.served, self._counted, self.meters.get)
+
+    def _counted(self, endpoint: str, version: str) -> tuple[Mapping[int, int], float]:
+        known = self._versions.get((endpoint, version))
+        return ({}, 0.0) if known is None else (dict(known.statuses), known.seconds)
 
     def collect(self) -> Iterable[Metric]:
         yield from self._requests()
         yield from self._queue_metrics()
+        yield self._shadow_metrics()
+        yield from self._lookup_metrics()
         yield GaugeMetricFamily("falaj_serving_connections", "Open connections", self.connections)
         yield GaugeMetricFamily("falaj_serving_held_bytes", "Bytes of unanswered requests", self.held_bytes)
         yield _counter("refused", "Requests refused before they reached an endpoint", "status", self.refused)
@@ -87,12 +147,42 @@ class ServerMetrics:
         for labels, metrics in self._versions.items():
             for status, number in metrics.statuses.items():
                 requests.add_metric([*labels, str(status)], number)
-            total, buckets = 0, []
-            for bound, number in zip([*map(str, BOUNDS_S), "+Inf"], metrics.buckets, strict=True):
-                total += number
-                buckets.append((bound, total))
-            seconds.add_metric(labels, buckets, metrics.seconds)
-        return requests, seconds
+            seconds.add_metric(labels, _cumulative(BOUNDS_S, metrics.buckets), metrics.seconds)
+        fallbacks = CounterMetricFamily(
+            "falaj_serving_fallbacks", "Requests that the fallback answered", labels=[*names, "reason"]
+        )
+        for labels, metrics in self._versions.items():
+            for reason, number in metrics.fallbacks.items():
+                fallbacks.add_metric([*labels, reason], number)
+        return requests, seconds, fallbacks
+
+    def _shadow_metrics(self) -> Metric:
+        copies = CounterMetricFamily(
+            "falaj_serving_shadow_requests",
+            "Copies of requests for shadows: compared, failed or dropped",
+            labels=["endpoint", "version", "outcome"],
+        )
+        names = {found.endpoint.id or name: name for name, found in self.served.items()}
+        for (endpoint, version, outcome), number in list(self.shadow_outcomes.items()):
+            copies.add_metric([names.get(endpoint, endpoint), version, outcome], number)
+        return copies
+
+    def _lookup_metrics(self) -> Iterable[Metric]:
+        missing = CounterMetricFamily(
+            "falaj_serving_missing_features",
+            "Looked up values that were not there",
+            labels=["endpoint", "view", "reason"],
+        )
+        ages = HistogramMetricFamily(
+            "falaj_serving_feature_age_seconds", "Age of the oldest feature of a request", labels=["endpoint"]
+        )
+        for name, served in self.served.items():
+            meter = served.lookups
+            for (view, reason), number in list(meter.missing.items()):
+                missing.add_metric([name, view, reason], number)
+            if served.joins:
+                ages.add_metric([name], _cumulative(AGES_S, meter.ages), meter.age_sum_s)
+        return missing, ages
 
     def _queue_metrics(self) -> Iterable[Metric]:
         names = ["model", "version"]
@@ -106,6 +196,19 @@ class ServerMetrics:
             rows.add_metric(labels, queue.rows)
             waiting.add_metric(labels, queue.waiting)
         return batches, rows, waiting
+
+
+def _cumulative(bounds: Sequence[float], numbers: Sequence[int]) -> list[tuple[str, float]]:
+    return list(zip([*map(str, bounds), "+Inf"], accumulate(numbers), strict=True))
+
+
+def _rss_bytes() -> int:
+    """Return the resident memory of this process; 0 where the system does not tell."""
+    try:
+        with open("/proc/self/statm") as pages:
+            return int(pages.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return 0
 
 
 def _counter(

@@ -4,25 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import json
-import os
 import signal
 import socket
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
 
+from falaj.apps.model_server.http.access import access_of
+from falaj.apps.model_server.limits import ServerLimits, limits_of, limits_of_replica
+from falaj.apps.model_server.load_meter import LoadMeter
 from falaj.apps.model_server.platform.admission import GateAdmission
 from falaj.apps.model_server.platform.client import CountReporter, PlatformClient
 from falaj.apps.model_server.platform.log_channel import RunningLog, StartLog
 from falaj.apps.model_server.platform.log_process import LogReceiver, LogThread
 from falaj.apps.model_server.platform.recorder import PredictionRecorder
 from falaj.apps.model_server.platform.reload import DeploymentReloader
+from falaj.apps.model_server.replica import Accept, ParentChannel, ReplicaFacts, SharedSockets
 from falaj.apps.model_server.server import ModelServer
 from falaj.apps.process_setup import stop_with_parent
-from falaj.assembly.model_server import LocalListener, service_caller, version_opener
+from falaj.assembly.model_server import LocalListener, local_secret, service_caller, version_opener
 from falaj.assembly.platform import LocalPlatform
+from falaj.records.config import Tls
 from falaj.records.governance.identity import Role
 from falaj.serving.dependencies import NoPredictionSink
 from falaj.serving.service import MODEL_SERVER
@@ -30,28 +34,48 @@ from falaj.serving.validation import require_still_servable
 
 SWITCH_S = 0.001
 """Thread switch interval; the default of 5 ms would add to latency."""
+REPORT_S = 1.0
+"""How often a replica reports its load."""
 
 
-class Listeners(NamedTuple):
-    """The sockets of a model server: of REST, of processes of the platform, and of gRPC if it is on."""
+@dataclass(frozen=True)
+class RunningServer:
+    """A model server whose deployments are being reloaded; it accepts no connections by itself."""
 
-    http: socket.socket
-    local: LocalListener
-    grpc: socket.socket | None = None
+    server: ModelServer
+    tls: Tls | None
+    loaded: asyncio.Event
+    """Set when the models were loaded, or could not be."""
 
 
 async def serve(
     platform: LocalPlatform,
-    listeners: Listeners,
+    listener: socket.socket,
+    inner: LocalListener,
     *,
-    ready: Callable[[str, str | None], None],
+    ready: Callable[[str], None],
     until: Callable[[], Awaitable[object]],
+    grpc: socket.socket | None = None,
     start_log: StartLog | None = None,
 ) -> None:
     """Serve the platform's endpoints until `until` returns; then have the prediction log store everything.
 
     `start_log` starts the log; by default in a thread.
     """
+    async with running_server(platform, start_log=start_log) as running:
+        await running.server.start(listener, tls=running.tls)
+        await running.server.start_internal(inner.socket, secret=inner.secret)
+        if grpc is not None:
+            running.server.accept_grpc(grpc, tls=running.tls)
+        ready(url_of(listener, secure=running.tls is not None))
+        await until()
+
+
+@asynccontextmanager
+async def running_server(
+    platform: LocalPlatform, limits: ServerLimits | None = None, *, start_log: StartLog | None = None
+) -> AsyncIterator[RunningServer]:
+    """Run a model server of the platform; then stop it, and have the prediction log store everything."""
     account = service_caller(platform.gate, MODEL_SERVER, Role.OPERATOR)
     client = PlatformClient(platform, account)
     admission = GateAdmission(platform.gate, platform.authenticator, platform.gate.clock)
@@ -60,8 +84,16 @@ async def serve(
     log = (start_log or _log_in_thread(client, every_s)) if logs else None
     recorder = PredictionRecorder(log, every_s=every_s)
     sink = recorder if logs else NoPredictionSink()
-    server = ModelServer(admission, features=client, sink=sink, failures=platform.failures, load=client.load)
-    counters = CountReporter(client, server.metrics, recorder, lambda: admission.endpoints)
+    server = ModelServer(
+        admission,
+        features=client,
+        sink=sink,
+        failures=platform.failures,
+        load=client.load,
+        limits=limits or limits_of(platform.config.serving),
+        access=access_of(platform.config.serving),
+    )
+    counters = CountReporter(client, server.metrics, recorder, lambda: admission.endpoints, server.shadows)
     recorder.periodic_tasks = (counters.report,)
     servable = partial(require_still_servable, platform.gate)
     opened = version_opener(platform.services)
@@ -69,20 +101,15 @@ async def serve(
         platform.database, server, admission, recorder, opened, client.report_problems, servable
     )
     recorder.start()
-    tls = platform.config.tls_of_serving
-    await server.start(listeners.http, tls=tls)
-    await server.start_internal(listeners.local.socket, secret=listeners.local.secret)
-    if listeners.grpc is not None:
-        await server.start_grpc(listeners.grpc, tls=tls)
     epoch_watch = asyncio.create_task(reloader.watch_epoch())
     reloading = asyncio.create_task(reloader.run())
-    grpc = None if listeners.grpc is None else address_of(listeners.grpc)
-    ready(url_of(listeners.http, secure=tls is not None), grpc)
-    await until()
-    reloading.cancel()
-    await server.stop()
-    epoch_watch.cancel()
-    await recorder.stop()
+    try:
+        yield RunningServer(server, platform.config.tls_of_serving, reloader.loaded)
+    finally:
+        reloading.cancel()
+        await server.stop()
+        epoch_watch.cancel()
+        await recorder.stop()
 
 
 def _log_in_thread(client: PlatformClient, every_s: float) -> StartLog:
@@ -99,6 +126,46 @@ def _log_in_thread(client: PlatformClient, every_s: float) -> StartLog:
     return start
 
 
+async def serve_replica(
+    platform: LocalPlatform, facts: ReplicaFacts, *, start_log: StartLog | None = None
+) -> None:
+    """Serve as a replica of the processes driver until the parent says stop, or ends."""
+    async with running_server(
+        platform, limits_of_replica(platform.config.serving), start_log=start_log
+    ) as running:
+        server = running.server
+        accept: dict[str, Accept] = {
+            "http": partial(server.accept, tls=running.tls),
+            "grpc": partial(server.accept_grpc, tls=running.tls),
+            "local": partial(server.accept_internal, secret=local_secret(platform.home)),
+        }
+        sockets, channel = SharedSockets(facts.sockets, accept), ParentChannel(facts.reports)
+        channel.open()
+        reporting = asyncio.create_task(_report(running, channel))
+        replicas = 0
+        while "stop" not in (message := await channel.messages.get()):
+            sockets.accept_from(message["accept"])
+            if replicas and message["replicas"] > replicas:
+                server.release_connections()
+            replicas = message["replicas"]
+        sockets.close()
+        reporting.cancel()
+        if message["stop"]:
+            await server.drain(message["stop"])
+
+
+async def _report(running: RunningServer, channel: ParentChannel) -> None:
+    """Report the state, and the load every second."""
+    channel.report(state="loading")
+    await running.loaded.wait()
+    tune_interpreter()
+    channel.report(state="ready")
+    meter = LoadMeter(running.server.metrics)
+    while True:
+        await asyncio.sleep(REPORT_S)
+        channel.report(load=meter.read(running.server.in_flight).model_dump(mode="json"))
+
+
 def tune_interpreter() -> None:
     """Reduce pauses of the event loop by other threads and by the garbage collector; requests create no cycles.
 
@@ -111,12 +178,8 @@ def tune_interpreter() -> None:
 
 
 def url_of(listener: socket.socket, *, secure: bool) -> str:
-    return f"{'https' if secure else 'http'}://{address_of(listener)}"
-
-
-def address_of(listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
-    return f"{f'[{host}]' if ':' in host else host}:{port}"
+    return f"{'https' if secure else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 async def wait_for_stop() -> None:
@@ -126,16 +189,6 @@ async def wait_for_stop() -> None:
         loop.add_signal_handler(number, stop.set)
     stop_with_parent(lambda: loop.call_soon_threadsafe(stop.set))
     await stop.wait()
-
-
-def announce(**facts: str) -> bool:
-    """Report the `url`, or the `problem` that keeps it from serving, to the parent; return false if there is none."""
-    descriptor = os.environ.get("FALAJ_READY_FD")
-    if descriptor is None:
-        return False
-    with os.fdopen(int(descriptor), "w") as parent:
-        json.dump(facts, parent)
-    return True
 
 
 def run(main: Callable[[], Awaitable[None]]) -> None:

@@ -15,11 +15,14 @@ import numpy.typing as npt
 from falaj.apps.byte_shares import ByteShares
 from falaj.apps.model_server.grpc.connection import GrpcConnection
 from falaj.apps.model_server.grpc.service import GrpcService
+from falaj.apps.model_server.http.access import HttpAccess
 from falaj.apps.model_server.http.connection import Connection, ServerConnection
 from falaj.apps.model_server.inference.dispatch import Dispatcher
 from falaj.apps.model_server.inference.prediction import Prediction, predicted_batch
+from falaj.apps.model_server.inference.shadow import ShadowRunner
 from falaj.apps.model_server.limits import ServerLimits
 from falaj.apps.model_server.metrics import ServerMetrics
+from falaj.apps.socket_listener import SocketListener
 from falaj.apps.tls_listener import TlsListener
 from falaj.errors import FalajError
 from falaj.records.config import ServerConfig, Tls
@@ -37,7 +40,7 @@ from falaj.serving.deployment_state import DeploymentState
 from falaj.serving.runtime.batch_queue import BatchQueue, QueuedRequest
 from falaj.serving.runtime.engine import ModelEngine
 from falaj.serving.runtime.loading import load as load_file
-from falaj.serving.runtime.run_statistics import CountedEngine
+from falaj.serving.runtime.metering import MeteredEngine
 
 Array = npt.NDArray[Any]
 
@@ -56,10 +59,12 @@ class ModelServer:
         features: FeatureReader | None = None,
         sink: PredictionSink | None = None,
         limits: ServerLimits | None = None,
+        access: HttpAccess | None = None,
         failures: AuthenticationFailures | None = None,
         load: Callable[[ServedFile], ModelEngine] = load_file,
     ) -> None:
         self.limits = limits or ServerLimits()
+        self.access = access or HttpAccess()
         self.shares = ByteShares(self.limits.held_bytes)
         self.metrics = ServerMetrics(self.shares)
         self.connections: set[ServerConnection] = set()
@@ -69,12 +74,19 @@ class ModelServer:
         self._loop = asyncio.get_running_loop()
         self.now = self._loop.time()
         self._sink: PredictionSink = sink or NoPredictionSink()
-        self._pool = ThreadPoolExecutor(self.limits.threads, thread_name_prefix="model")
+        self._is_logging = not isinstance(self._sink, NoPredictionSink)
+        self.shadows = ShadowRunner(self._sink, self.metrics.shadow_outcomes)
         self._deployment_state = DeploymentState(self._make_queue, load)
         self._dispatcher = Dispatcher(
             admission, features or NoFeatureReader(), self._sink, self.metrics, self.limits
         )
-        self._grpc = GrpcService(self._dispatcher, admission, features or NoFeatureReader(), self.metrics)
+        self._grpc = GrpcService(
+            self._dispatcher,
+            admission,
+            features or NoFeatureReader(),
+            self.metrics,
+            is_readiness_public=self.access.public_readiness,
+        )
         self.dispatch = self._dispatcher.dispatch
         self.compress = self._dispatcher.compress
         self.recognize = admission.recognize
@@ -82,40 +94,66 @@ class ModelServer:
         self.authentication_failed = partial(
             (failures or NoAuthenticationFailures()).add, interface="model-server"
         )
-        self._listening: list[asyncio.Server | TlsListener] = []
+        self._listening: list[SocketListener | TlsListener] = []
         self._sweeping: asyncio.TimerHandle | None = None
 
     async def start(self, listener: socket.socket, *, tls: Tls | None = None) -> None:
         """Accept connections on `listener`; ready once a deployment is applied."""
-        await self._listen(listener, partial(Connection, self), tls)
-        self._sweep()
+        self.accept(listener, tls=tls)
 
-    async def start_grpc(self, listener: socket.socket, *, tls: Tls | None = None) -> None:
-        """Accept connections of gRPC clients on `listener`."""
-        await self._listen(listener, partial(GrpcConnection, self, self._grpc), tls, protocols=("h2",))
+    async def start_internal(self, listener: socket.socket, *, secret: str) -> None:
+        """Accept connections of other platform processes on `listener`; they present `secret`, and name the caller."""
+        self.accept_internal(listener, secret=secret)
 
-    async def _listen(
+    def accept(self, listener: socket.socket, *, tls: Tls | None = None) -> SocketListener | TlsListener:
+        """Accept connections on `listener` until what is returned is released."""
+        return self._accept(listener, partial(Connection, self), tls)
+
+    def accept_grpc(self, listener: socket.socket, *, tls: Tls | None = None) -> SocketListener | TlsListener:
+        """Accept connections of gRPC clients until what is returned is released."""
+        return self._accept(listener, partial(GrpcConnection, self, self._grpc), tls, protocols=("h2",))
+
+    def accept_internal(self, listener: socket.socket, *, secret: str) -> SocketListener | TlsListener:
+        """Accept connections of other platform processes until what is returned is released."""
+        return self._accept(listener, partial(Connection, self, internal=secret.encode()), None)
+
+    def _accept(
         self,
         listener: socket.socket,
         make: Callable[[], asyncio.Protocol],
         tls: Tls | None,
         protocols: Sequence[str] = (),
-    ) -> None:
-        if tls is None:
-            self._listening.append(await self._loop.create_server(make, sock=listener, backlog=BACKLOG))
-        else:
-            listener.listen(BACKLOG)
-            tls_listener = TlsListener(listener, tls, make, protocols=protocols)
-            tls_listener.start()
-            self._listening.append(tls_listener)
-
-    async def start_internal(self, listener: socket.socket, *, secret: str) -> None:
-        """Accept connections of other platform processes on `listener`; they present `secret`, and name the caller."""
-        self._listening.append(
-            await self._loop.create_unix_server(
-                lambda: Connection(self, internal=secret.encode()), sock=listener
-            )
+    ) -> SocketListener | TlsListener:
+        if self._sweeping is None:
+            self._sweep()
+        made = (
+            SocketListener(listener, make)
+            if tls is None
+            else TlsListener(listener, tls, make, protocols=protocols)
         )
+        made.start()
+        self._listening.append(made)
+        return made
+
+    @property
+    def in_flight(self) -> int:
+        """Return the number of requests that are not answered yet."""
+        return sum(connection.pending for connection in self.connections)
+
+    def release_connections(self) -> None:
+        """Close each connection after its next response: its client connects again, maybe to another replica."""
+        for connection in list(self.connections):
+            connection.close_after_response()
+
+    async def drain(self, grace_s: float) -> None:
+        """Answer, and close each connection after its next response; return when all are, or after `grace_s`."""
+        self.stopping = True
+        self.release_connections()
+        until = self._loop.time() + grace_s
+        while self._loop.time() < until and (
+            self.connections or any(each.opening for each in self._listening)
+        ):
+            await asyncio.sleep(0.01)
 
     async def prepare(self, file: ServedFile, endpoint: Endpoint) -> None:
         """Load a model before the deployment that serves it for `endpoint`. Raise if it cannot be served."""
@@ -131,6 +169,7 @@ class ModelServer:
         self.metrics.reloads["done"] += 1
         self._dispatcher.update(self._deployment_state.served)
         self._grpc.update()
+        self.shadows.update(self._deployment_state.served)
 
     async def stop(self) -> None:
         """Stop accepting connections, answer pending requests and close; abort what is left after a timeout."""
@@ -149,8 +188,8 @@ class ModelServer:
         if self._sweeping is not None:
             self._sweeping.cancel()
         self._dispatcher.close()
+        self.shadows.stop()
         self._deployment_state.close()
-        self._pool.shutdown(wait=False, cancel_futures=True)
         await asyncio.sleep(0)  # lets aborted connections report their loss
 
     def _sweep(self) -> None:
@@ -164,15 +203,17 @@ class ModelServer:
         self._sweeping = self._loop.call_later(self.limits.sweep_s, self._sweep)
 
     def _make_queue(self, engine: ModelEngine) -> BatchQueue:
-        answered = None if isinstance(self._sink, NoPredictionSink) else self._record_batch
-        pool = self._pool if engine.in_process else ThreadPoolExecutor(self.limits.threads)
-        return BatchQueue(
-            CountedEngine(engine),
-            pool=pool,
+        metered = MeteredEngine(engine)
+        # each has threads of its own: a model whose runs take long keeps no other from running
+        queue = BatchQueue(
+            metered,
+            pool=ThreadPoolExecutor(self.limits.threads, thread_name_prefix="model"),
             threads=self.limits.threads,
-            answered=answered,
+            answered=self._record_batch,
             most_waiting=self.limits.waiting,
         )
+        self.metrics.meters[queue] = metered
+        return queue
 
     def _record_batch(
         self,
@@ -181,7 +222,12 @@ class ModelServer:
         inputs: Sequence[Array],
         outputs: Sequence[Array],
     ) -> None:
-        """Pass a batch to the prediction sink. A failure does not affect responses."""
+        """Pass a batch to the prediction sink and to shadows. A failure does not affect responses."""
+        if self.shadows.plans:
+            predictions = cast(Sequence[Prediction], requests)
+            self.shadows.offer(queue, predictions, inputs, outputs, self.metrics.meters[queue].last_run_s)
+        if not self._is_logging:
+            return
         try:
             self._sink.add(predicted_batch(queue, cast(Sequence[Prediction], requests), inputs, outputs))
         except Exception:

@@ -22,7 +22,7 @@ from falaj.errors import Conflict, FalajError
 from falaj.ports.workflows import JsonObject
 from falaj.records.control.pipelines import Canary, CanaryOutcome, CanaryVerdict
 from falaj.records.record import utc_now
-from falaj.records.serving import EndpointStats, Route, ScoringRule, VersionStats
+from falaj.records.serving import EndpointStats, Route, ScoringRule, ServedRoute, VersionStats
 
 Weights = dict[str, int]
 """Shares of requests by version."""
@@ -179,8 +179,17 @@ class _Trial:
         return {route.version: route.weight for route in self.services.endpoints.show(self.endpoint).routes}
 
     def _route(self, weights: Weights) -> JsonObject:
-        routes = tuple(Route(version=version, weight=weight) for version, weight in weights.items())
+        known = {route.version: route for route in self.services.endpoints.show(self.endpoint).routes}
+        routes = tuple(_weighted(known.get(version), version, weight) for version, weight in weights.items())
         return to_json(self.services.endpoints.route(self.endpoint, routes=routes))
+
+
+def _weighted(known: ServedRoute | None, version: str, weight: int) -> Route:
+    """Return a route with a weight; it stays a fallback, and without a weight a shadow."""
+    if known is None:
+        return Route(version=version, weight=weight)
+    shadow = 0 if weight else known.shadow
+    return Route(version=version, weight=weight, shadow=shadow, fallback=known.fallback)
 
 
 class _Observation:

@@ -1,1 +1,1 @@
-"""Records of the control plane: workflow runs and pipelines."""
+"""Records of the control plane: workflow runs, pipelines and replicas of the model server."""

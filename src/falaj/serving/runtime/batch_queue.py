@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from concurrent.futures import Executor
 from functools import partial
 from math import prod
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -34,27 +34,6 @@ INLINE_CHARACTERS = 8192
 _log = logging.getLogger(__name__)
 
 
-class RowSlice(Sequence[Array]):
-    """The outputs of one request: its rows of the outputs of a batch, cut out when they are read."""
-
-    __slots__ = ("arrays", "end", "shared", "start")
-
-    def __init__(self, arrays: Sequence[Array], start: int, end: int, shared: dict[object, Any]) -> None:
-        self.arrays = arrays
-        self.start = start
-        self.end = end
-        self.shared = shared
-        """What renderers of the same batch make once for all its requests."""
-
-    def __len__(self) -> int:
-        return len(self.arrays)
-
-    def __getitem__(self, number: Any) -> Any:
-        if isinstance(number, slice):
-            return [array[self.start : self.end] for array in self.arrays[number]]
-        return self.arrays[number][self.start : self.end]
-
-
 class QueuedRequest(Protocol):
     """A request in a batch queue."""
 
@@ -69,10 +48,18 @@ class QueuedRequest(Protocol):
     """Event loop time after which the request is answered with an error and not run; None: no such time."""
 
     def render(self, outputs: Sequence[Array]) -> None:
-        """Encode the response; may run in a thread. `outputs` is a RowSlice if several requests ran as one batch."""
+        """Encode the response; may run in a thread."""
 
     def complete(self, error: FalajError | None) -> None:
         """Send the response or the error; runs on the event loop."""
+
+
+@runtime_checkable
+class BatchRenderer(Protocol):
+    """A request that can encode the responses of a whole batch, whose first request it is."""
+
+    def render_batch(self, batch: Sequence[Any], outputs: Sequence[Array]) -> bool:
+        """Encode all responses at once; false if each must be rendered. May run in a thread."""
 
 
 class OnBatchAnswered(Protocol):
@@ -166,10 +153,11 @@ class BatchQueue:
             self._loop.call_soon(self._run_waiting)
 
     def close(self) -> None:
-        """End the process of the model, if it has one; what still runs there fails."""
+        """End the threads and the process of the model, if it has one; what still runs there fails."""
         for timer in (self._check, self._delayed):
             if timer is not None:
                 timer.cancel()
+        self._pool.shutdown(wait=False, cancel_futures=True)
         self.engine.close()
 
     def _require_place(self, request: QueuedRequest, work_s: float) -> None:
@@ -402,10 +390,12 @@ def _run(engine: ModelEngine, batch: Batch, limit_s: float) -> Result:
     columns = zip(*(request.inputs for request in batch), strict=True)
     inputs = [np.concatenate(column) for column in columns]
     outputs = engine.run(inputs, limit_s=limit_s)
-    at, shared = 0, dict[object, Any]()
+    if isinstance(batch[0], BatchRenderer) and batch[0].render_batch(batch, outputs):
+        return inputs, outputs
+    at = 0
     for request in batch:
         end = at + len(request.inputs[0])
-        request.render(RowSlice(outputs, at, end, shared))
+        request.render([array[at:end] for array in outputs])
         at = end
     return inputs, outputs
 

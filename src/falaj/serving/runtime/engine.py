@@ -14,6 +14,7 @@ import onnxruntime as ort
 
 from falaj.errors import InvalidInput, TooLarge, Unavailable
 from falaj.records.serving import DYNAMIC, Datatype, ServedFile, ServedModel, Tensor
+from falaj.serving.runtime.converted_session import RunSession, converting
 from falaj.serving.runtime.probe import RunCost, measure
 
 Array = npt.NDArray[Any]
@@ -36,6 +37,7 @@ DATATYPES = {
     "tensor(int32)": Datatype.INT32,
     "tensor(int64)": Datatype.INT64,
     "tensor(float16)": Datatype.FP16,
+    "tensor(bfloat16)": Datatype.BF16,
     "tensor(float)": Datatype.FP32,
     "tensor(double)": Datatype.FP64,
     "tensor(string)": Datatype.BYTES,
@@ -67,7 +69,7 @@ class Watchdog:
         self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
 
-    def run(self, session: ort.InferenceSession, feed: Mapping[str, Array], *, limit_s: float) -> list[Array]:
+    def run(self, session: RunSession, feed: Mapping[str, Array], *, limit_s: float) -> list[Array]:
         """Return the outputs for `feed`. Raise Unavailable after `limit_s`."""
         if self._thread is None:
             self._start()
@@ -125,7 +127,7 @@ class OnnxEngine:
 
     model: ServedModel
     cost: RunCost
-    session: ort.InferenceSession
+    session: RunSession
     names: tuple[str, ...]
 
     @property
@@ -148,14 +150,15 @@ class OnnxEngine:
 
 def open_session(file: ServedFile, content: bytes, *, memory_bytes: int, is_bounded: bool) -> OnnxEngine:
     """Open and probe a model in this process. `is_bounded`: its work follows from the shapes of its inputs."""
-    session = _open(file, content, memory_bytes)
+    opened = _open(file, content, memory_bytes)
     model = ServedModel(
         name=file.model,
         version=file.version,
         platform=PLATFORM,
-        inputs=tuple(_tensor(file, node) for node in session.get_inputs()),
-        outputs=tuple(_tensor(file, node) for node in session.get_outputs()),
+        inputs=tuple(_tensor(file, node) for node in opened.get_inputs()),
+        outputs=tuple(_tensor(file, node) for node in opened.get_outputs()),
     )
+    session = converting(opened)
     names = tuple(tensor.name for tensor in model.inputs)
 
     def trial(inputs: Sequence[Array]) -> list[Array]:

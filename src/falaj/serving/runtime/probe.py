@@ -147,6 +147,6 @@ def _values(tensor: Tensor, rows: int, random: np.random.Generator) -> Array:
     if tensor.datatype is Datatype.BYTES:
         return np.full((*first, *rest), "0", np.object_)
     drawn = random.random((*first, *rest))
-    if tensor.datatype in (Datatype.FP16, Datatype.FP32, Datatype.FP64):
+    if tensor.datatype in (Datatype.FP16, Datatype.BF16, Datatype.FP32, Datatype.FP64):
         return drawn.astype(NUMPY[tensor.datatype])
     return (drawn > 0.5).astype(NUMPY[tensor.datatype])  # 0 and 1 suit flags, categories and counts

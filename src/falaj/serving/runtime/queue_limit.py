@@ -8,6 +8,8 @@ no more than a few runs may wait, so that accepted requests keep their latency a
 from __future__ import annotations
 
 import math
+from collections import deque
+from collections.abc import Sequence
 
 BURST_S = 1.0
 """How long a request may wait while the model is not overloaded."""
@@ -19,9 +21,13 @@ ADMITTED = 0.75
 INTERVAL_S = 0.04
 INTERVAL_RUNS = 2
 """How often growth is judged: in seconds, and in runs of a slow model."""
-GROWING_INTERVALS = 3
-GROWTH = 0.2
-"""Growth in an interval, as a part of what was done in it; in so many intervals in a row it means overload."""
+STEADY = 0.05
+GROWTH = {3: 0.2, 24: 0.05}
+"""Growth that means overload, by the number of intervals that it lasts, as a part of what was done in them.
+
+Each third of them must have grown by `STEADY`, so that a burst is none, and neither are clients that wait for their
+answers: with them the queue is long, but does not grow.
+"""
 CALM_S = 0.5
 """How long nothing must have been refused before the model counts as no longer overloaded."""
 SMOOTHING = 0.1
@@ -37,7 +43,7 @@ class QueueLimit:
     """
 
     __slots__ = (
-        *("_calm_since", "_done_s", "_fixed_s", "_growing", "_instances", "_interval_s", "_judged_at"),
+        *("_calm_since", "_done_s", "_fixed_s", "_instances", "_interval_s", "_intervals", "_judged_at"),
         *("_refused_s", "_run_s", "_slowdown", "_waiting_s", "is_overloaded", "max_wait_s", "work_s"),
     )
 
@@ -49,7 +55,8 @@ class QueueLimit:
         self._fixed_s = max_queue_s
         self._interval_s = max(INTERVAL_S, INTERVAL_RUNS * self._run_s)
         self._slowdown = 1.0
-        self._growing = 0
+        self._intervals: deque[tuple[float, float]] = deque(maxlen=max(GROWTH))
+        """Growth, and what was done, in each of the last intervals."""
         self._judged_at = now
         self._waiting_s = self._done_s = self._refused_s = 0.0
         self._calm_since = now
@@ -92,10 +99,10 @@ class QueueLimit:
             return
         growth = waiting_s - self._waiting_s + self._refused_s
         is_long = self.expected_s(waiting_s) > self._brief_s
-        self._growing = self._growing + 1 if is_long and growth > GROWTH * self._done_s else 0
+        self._intervals.append((growth, self._done_s))
         self._judged_at, self._waiting_s = now, waiting_s
         self._done_s = self._refused_s = 0.0
-        if self._growing >= GROWING_INTERVALS and not self.is_overloaded:
+        if not self.is_overloaded and is_long and self._grows():
             self._calm_since = now
             self._set_overloaded()
         elif self.is_overloaded and now - self._calm_since > CALM_S:
@@ -106,9 +113,13 @@ class QueueLimit:
     def _brief_s(self) -> float:
         return max(MIN_WAIT_S, WAITING_RUNS * self._run_s * self._slowdown)
 
+    def _grows(self) -> bool:
+        """Return whether the queue has grown for a while, briefly by much or longer by less."""
+        kept = list(self._intervals)
+        return any(len(kept) >= number and _has_grown(kept[-number:], by) for number, by in GROWTH.items())
+
     def _set_overloaded(self) -> None:
         self.is_overloaded = True
-        self._growing = 0
         self._update()
 
     def _update(self) -> None:
@@ -119,3 +130,11 @@ class QueueLimit:
         else:
             self.max_wait_s = max(BURST_S, self._brief_s)
         self.work_s = ADMITTED * self.max_wait_s * self._instances / self._slowdown
+
+
+def _has_grown(intervals: Sequence[tuple[float, float]], by: float) -> bool:
+    third = len(intervals) // 3
+    parts = [intervals[start : start + third] for start in range(0, 3 * third, third)]
+    sums = [(sum(growth for growth, _ in part), sum(done for _, done in part)) for part in parts]
+    is_steady = all(growth > STEADY * done for growth, done in sums)
+    return is_steady and sum(growth for growth, _ in sums) > by * sum(done for _, done in sums)

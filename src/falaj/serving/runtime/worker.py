@@ -23,7 +23,7 @@ from typing import Any
 import msgspec
 import numpy.typing as npt
 
-from falaj.errors import FalajError, Fault, InvalidInput, IsolationRefused, Unavailable, rebuild
+from falaj.errors import FalajError, Fault, IsolationRefused, Unavailable, rebuild
 from falaj.ports.sandbox import Sandbox, UserCode
 from falaj.records.no_telemetry import NO_TELEMETRY
 from falaj.records.serving import ServedFile, ServedModel
@@ -247,7 +247,7 @@ class _Worker:
             loaded = receive_reply(control, Loaded)
         except (OSError, EOFError, ValueError) as error:
             self.end()
-            raise InvalidInput(
+            raise Unavailable(
                 f"{file.model}@{file.version} cannot be opened within its limits of memory and time "
                 f"(serving.model_memory): {type(error).__name__}"
             ) from None

@@ -26,7 +26,7 @@ class WireArray(msgspec.Struct, array_like=True, gc=False):
 
     dtype: str
     shape: tuple[int, ...]
-    data: bytes | list[str]
+    data: bytes | list[str | bytes]
 
 
 class LoadRequest(msgspec.Struct):
@@ -115,8 +115,8 @@ def arrays_of(wired: Sequence[WireArray]) -> list[Array]:
     ]
 
 
-def _text(value: object) -> str:
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+def _text(value: object) -> str | bytes:
+    return value if isinstance(value, bytes) else str(value)
 
 
 def _body(connection: socket.socket) -> bytearray:

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
+from falaj.apps.cli.commands.endpoints_top import top
 from falaj.apps.cli.files import read_text
 from falaj.apps.cli.generation import arguments, parsing
 from falaj.apps.cli.generation.operations import show_page
@@ -33,6 +34,7 @@ from falaj.apps.cli.output.values import format_value, plural, printable
 from falaj.apps.cli.session import Session
 from falaj.control.services import all_operations
 from falaj.errors import FalajError, Fault, InvalidInput, Unavailable
+from falaj.records.control.replicas import ServerReplicas
 from falaj.records.registry import TensorSpec
 from falaj.records.serving import (
     Datatype,
@@ -41,6 +43,10 @@ from falaj.records.serving import (
     FeedbackResult,
     InferenceResult,
     Lookup,
+    Route,
+    ServedRoute,
+    ShadowDifference,
+    ShadowReport,
     VersionStats,
 )
 from falaj.sdk.platform import Platform
@@ -50,6 +56,28 @@ PRESENTATION = Presentation(lists={"endpoint": "endpoints list"})
 
 STARTS_S = 20.0
 """How long the first deployment waits for the address of the model server."""
+
+
+MissingRules = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="[VIEW:]RULE|FEATURE=NUMBER",
+        help="For features that are not known: a number, impute or reject. (default: NaN; may be repeated)",
+    ),
+]
+ImputedValues = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="FEATURE=NUMBER",
+        help="What --missing impute takes, such as the mean of the training set. (may be repeated)",
+    ),
+]
+LongestAges = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="[VIEW=]TIME", help="Older features count as not known, such as 1h. (may be repeated)"
+    ),
+]
 
 
 def deploy(
@@ -80,13 +108,9 @@ def deploy(
             help="The model's columns in order, if the model does not name them. (may be repeated)",
         ),
     ] = None,
-    missing: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NUMBER|reject|FEATURE=NUMBER",
-            help="For features that are not known: a number, or reject the request. (default: NaN; may be repeated)",
-        ),
-    ] = None,
+    missing: MissingRules = None,
+    impute: ImputedValues = None,
+    max_age: LongestAges = None,
     scoring: Annotated[
         str | None, typer.Option(metavar="SCORING", help="How labels are scored: log_loss or squared_error.")
     ] = None,
@@ -100,8 +124,8 @@ def deploy(
     """Serve all requests of an endpoint with a model version; the endpoint is created on first use."""
     given: dict[str, Any] = {"name": name or model.partition("@")[0].rpartition("/")[2], "model": model}
     given |= {k: v for k, v in (("scoring", scoring), ("workspace", workspace), ("zone", zone)) if v}
-    if lookup or feature or missing:
-        given["lookup"] = _lookup(lookup or [], feature or [], missing or [])
+    if lookup or feature or missing or impute or max_age:
+        given["lookup"] = _lookup(lookup or [], feature or [], missing or [], impute or [], max_age or [])
     _deploy(session, given)
 
 
@@ -125,10 +149,34 @@ def route(
             metavar="VERSION=WEIGHT…", help="Such as champion=90 4=10; 0 answers by version only."
         ),
     ],
+    *,
+    sticky: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KEY",
+            help="One key, one version: request (its id), header (Falaj-Key), parameter:NAME or input:NAME.",
+        ),
+    ] = None,
+    shadow: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="VERSION=PERCENT",
+            help="Send copies of so many percent of the requests to a version that never answers. (may be repeated)",
+        ),
+    ] = None,
+    fallback: Annotated[
+        str | None,
+        typer.Option(metavar="VERSION", help="The version that answers where the chosen one fails."),
+    ] = None,
 ) -> None:
-    """Split the requests of an endpoint among versions of its model, by weight."""
+    """Split the requests of an endpoint among versions of its model, by weight.
+
+    Shadows and the fallback are those that are given here; the sticky key stays unless one is given.
+    """
     operation = all_operations()["endpoints.route"]
-    given: dict[str, Any] = {"endpoint": endpoint, "routes": [_route(each) for each in routes]}
+    found = [_route(each) for each in routes] + [_shadow(each) for each in shadow or ()]
+    given: dict[str, Any] = {"endpoint": endpoint, "routes": _with_fallback(found, fallback)}
+    given |= {} if sticky is None else {"sticky": sticky}
     parsing.check(operation, given, command="endpoints route", spelling={"routes": "VERSION=WEIGHT"})
     with session.platform() as platform:
         made = platform.endpoints.route(**given)
@@ -203,10 +251,65 @@ def show_stats(
     show_rows(headings, [_figures(each)[: len(headings)] for each in found.versions])
 
 
+@PRESENTATION.command("shadow-report")
+def show_shadows(session: Session, endpoint: arguments.ENDPOINT) -> None:
+    """Show how the answers of shadows differ from those that were sent, since the routes changed."""
+    parsing.check(all_operations()["endpoints.shadow_report"], {"endpoint": endpoint})
+    with session.platform() as platform:
+        found: ShadowReport = platform.endpoints.shadow_report(endpoint)
+    if session.json:
+        show(found, as_json=True)
+        return
+    if not found.differences:
+        words = (
+            f"nothing is known of shadows of {found.endpoint} yet; the model server reports every few seconds"
+        )
+        follow = f"endpoints route {shlex.quote(endpoint)} VERSION=100 --shadow VERSION=PERCENT"
+        print_message(session, Message(words, () if found.shadows else (("next", follow),)))
+        return
+    headings = ["shadow", "against", "requests", "errors", "dropped"]
+    headings += ["p50 ms", "p99 ms", "against p50", "against p99"]
+    show_rows(headings, [_shadow_figures(each) for each in found.differences])
+    print()
+    headings = ["shadow", "against", "output", "mean difference", "max", "not finite", "classes that differ"]
+    show_rows(headings, [row for each in found.differences for row in _output_figures(each)])
+    for each in found.differences:
+        if each.problem:
+            print(printable(f"\n{each.version} failed on {each.errors} requests:\n  {each.problem}"))
+
+
+def _shadow_figures(each: ShadowDifference) -> list[str]:
+    times = (each.p50_ms, each.p99_ms, each.against_p50_ms, each.against_p99_ms)
+    counts = [str(figure) for figure in (each.requests, each.errors, each.dropped)]
+    return [each.version, each.against, *counts, *map(_figure, times)]
+
+
+def _output_figures(each: ShadowDifference) -> list[list[str]]:
+    return [
+        [
+            *(each.version, each.against, printable(output.output)),
+            _figure(output.mean_difference),
+            _figure(output.max_difference if output.values else None),
+            str(output.not_finite),
+            "-" if output.disagreement is None else f"{output.disagreement:.2%}",
+        ]
+        for output in each.outputs
+    ]
+
+
+def _figure(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"
+
+
 def shares(found: DeployedEndpoint) -> str:
     """Return the routes of an endpoint as shares of its requests."""
     total = sum(each.weight for each in found.routes) or 1
-    return ", ".join(f"{each.version} {each.weight / total:.0%}" for each in found.routes)
+    return ", ".join(
+        f"{each.version} shadow of {each.shadow}%"
+        if each.shadow
+        else f"{each.version} {each.weight / total:.0%}{' (fallback)' if each.fallback else ''}"
+        for each in found.routes
+    )
 
 
 def _facts(found: DeployedEndpoint) -> dict[str, str]:
@@ -216,6 +319,7 @@ def _facts(found: DeployedEndpoint) -> dict[str, str]:
         "name": found.name,
         "model": found.model,
         "routes": shares(found),
+        "sticky": format_value(found.sticky),
         "address": format_value(found.url),
         "gRPC": format_value(found.grpc),
         "looks up": "; ".join(reads) or "-",
@@ -234,7 +338,12 @@ def _missing_rule(lookup: Lookup) -> str:
     """Return what the endpoint does about features that are not known."""
     others = "NaN" if lookup.missing is None else format_value(lookup.missing)
     defaults = [f"{name}={value:g}" for name, value in lookup.defaults.items()]
-    return ", ".join([*defaults, others])
+    rules = [
+        f"{each.name}: {format_value(each.missing)}" for each in lookup.views if each.missing is not None
+    ]
+    ages = [f"{each.name} after {format_value(each.max_age)}" for each in lookup.views if each.max_age]
+    imputed = [f"imputed {name}={value:g}" for name, value in lookup.imputed.items()]
+    return ", ".join([*defaults, *rules, others, *ages, *imputed])
 
 
 def _figures(each: VersionStats) -> list[str]:
@@ -244,33 +353,71 @@ def _figures(each: VersionStats) -> list[str]:
     return [each.version, *counts, p50, p99, str(each.labelled), mean, variance, str(each.unscored)]
 
 
-def _lookup(views: Sequence[str], features: Sequence[str], missing: Sequence[str]) -> dict[str, Any]:
+def _lookup(
+    views: Sequence[str],
+    features: Sequence[str],
+    missing: Sequence[str],
+    impute: Sequence[str],
+    max_age: Sequence[str],
+) -> dict[str, Any]:
     """Return what was typed (VIEW, or VIEW=KEY,KEY) as the fields of a Lookup."""
     parted = [text.partition("=") for text in views]
+    by_view: dict[str, dict[str, Any]] = {
+        view: {"view": view, "keys": keys.split(",") if keys else []} for view, _, keys in parted
+    }
     found: dict[str, Any] = {
-        "views": [{"view": view, "keys": keys.split(",") if keys else []} for view, _, keys in parted],
+        "views": [by_view[view] for view, _, _ in parted],
         "features": list(features),
         "defaults": {},
     }
     for text in missing:
-        feature, equals, value = text.rpartition("=")
-        where = found["defaults"] if equals else found
-        name = feature if equals else "missing"
-        if value != "reject" or equals:
-            _require_number(text, value)
-        if name in where:
-            raise InvalidInput.at("--missing", given=text, allowed="one rule, and one default per feature")
-        where[name] = value
+        _add_rule(found, by_view, text)
+    if impute:
+        found["imputed"] = dict(_number_of(text, "--impute") for text in impute)
+    for text in max_age:
+        view, equals, age = text.rpartition("=")
+        for each in [_named_view(by_view, view, text, "--max-age")] if equals else by_view.values():
+            each["max_age"] = parsing.parse_duration(age, "--max-age")
     return found
 
 
-def _require_number(text: str, value: str) -> None:
+def _add_rule(found: dict[str, Any], by_view: Mapping[str, dict[str, Any]], text: str) -> None:
+    """Add what was typed behind --missing: RULE, VIEW:RULE or FEATURE=NUMBER."""
+    if "=" in text:
+        where, (name, value) = found["defaults"], _number_of(text, "--missing")
+    else:
+        view, colon, rule = text.rpartition(":")
+        where = _named_view(by_view, view, text, "--missing") if colon else found
+        name, value = "missing", rule
+        if rule not in ("reject", "impute"):
+            _require_number(text, rule, "--missing", "[VIEW:]NUMBER, reject or impute, or FEATURE=NUMBER")
+    if name in where:
+        raise InvalidInput.at(
+            "--missing", given=text, allowed="one rule, one for each view, and one default per feature"
+        )
+    where[name] = value
+
+
+def _named_view(by_view: Mapping[str, dict[str, Any]], view: str, text: str, option: str) -> dict[str, Any]:
+    if view not in by_view:
+        allowed = ", ".join(by_view) or "a view of --lookup"
+        raise InvalidInput.at(option, given=text, allowed=f"one of the views {allowed}")
+    return by_view[view]
+
+
+def _number_of(text: str, option: str) -> tuple[str, str]:
+    feature, _, value = text.rpartition("=")
+    _require_number(text, value, option, "FEATURE=NUMBER")
+    return feature, value
+
+
+def _require_number(text: str, value: str, option: str, allowed: str) -> None:
     try:
         finite = isfinite(float(value))
     except ValueError:
         finite = False
     if not finite:
-        raise InvalidInput.at("--missing", given=text, allowed="NUMBER, reject, or FEATURE=NUMBER")
+        raise InvalidInput.at(option, given=text, allowed=allowed)
 
 
 def _route(text: str) -> dict[str, Any]:
@@ -279,6 +426,24 @@ def _route(text: str) -> dict[str, Any]:
         fault = Fault(where="VERSION=WEIGHT", given=text, allowed="a whole number behind '='", fix="3=90")
         raise InvalidInput("endpoints route: a route is not valid", faults=[fault])
     return {"version": version, "weight": int(weight) if weight else 100}
+
+
+def _shadow(text: str) -> dict[str, Any]:
+    version, _, share = text.partition("=")
+    percent = share.removesuffix("%") or "100"
+    if not (percent.isascii() and percent.isdigit() and 1 <= int(percent) <= 100):
+        fault = Fault(where="--shadow", given=text, allowed="VERSION=PERCENT, 1 to 100", fix="--shadow 4=10")
+        raise InvalidInput("endpoints route: a shadow is not valid", faults=[fault])
+    return {"version": version, "weight": 0, "shadow": int(percent)}
+
+
+def _with_fallback(routes: list[dict[str, Any]], fallback: str | None) -> list[dict[str, Any]]:
+    """Return the routes with the fallback marked; one that is not among them is added with weight 0."""
+    if fallback is None:
+        return routes
+    if all(route["version"] != fallback for route in routes):
+        return [*routes, {"version": fallback, "weight": 0, "fallback": True}]
+    return [route | {"fallback": True} if route["version"] == fallback else route for route in routes]
 
 
 def _with_address(platform: Platform, made: DeployedEndpoint) -> DeployedEndpoint:
@@ -477,6 +642,9 @@ def print_notes(answer: InferenceResult) -> None:
     listed = len({gap.row for gap in answer.missing})
     if answer.missing_rows > listed:
         print(f"… and {answer.missing_rows - listed} more rows lack features", file=sys.stderr)
+    if answer.fallback_from is not None:
+        why = f"version {answer.fallback_from} failed ({answer.fallback_reason}); the fallback answered"
+        print(printable(why), file=sys.stderr)
     for each in answer.outputs:
         if each.not_finite:
             values = plural(each.not_finite, "value")
@@ -513,15 +681,34 @@ def _from_csv(file: str) -> list[dict[str, Any]]:
 
 @PRESENTATION.message("endpoints.deploy", "endpoints.route")
 def _deployed(made: DeployedEndpoint, given: Given) -> Message:
-    shares = ", ".join(f"{made.model}@{each.version} ({each.weight})" for each in made.routes)
+    shares = ", ".join(f"{made.model}@{each.version} ({_share(each)})" for each in made.routes)
     where = f"\n  at     {made.url}/infer" if made.url else "\n  at     an address that 'falaj up' assigns"
-    undo = " ".join(f"{each.version}={each.weight}" for each in made.previous)
+    undo = " ".join(_typed(made.previous))
     named = shlex.quote(str(given.get("endpoint") or f"{workspace_prefix(given)}{made.name}"))
     back = f"endpoints route {named} {undo}" if made.previous else f"endpoints remove {named}"
     return Message(
         f"{made.name} is served by {shares}{where}",
         (("next", f"endpoints stats {named}"), ("undo", back)),
     )
+
+
+@PRESENTATION.message("endpoints.restart")
+def _restarted(made: ServerReplicas, given: Given) -> Message:
+    words = "the replicas of the model server are being replaced, one after the other; no request fails"
+    return Message(words, (("next", "endpoints replicas"),))
+
+
+def _share(route: ServedRoute) -> str:
+    if route.shadow:
+        return f"shadow of {route.shadow}%"
+    return f"{route.weight}, fallback" if route.fallback else str(route.weight)
+
+
+def _typed(routes: Sequence[Route]) -> list[str]:
+    """Return routes as they are typed."""
+    words = [f"{each.version}={each.weight}" for each in routes if not each.shadow]
+    words += [f"--shadow {each.version}={each.shadow}" for each in routes if each.shadow]
+    return words + [f"--fallback {each.version}" for each in routes if each.fallback]
 
 
 @PRESENTATION.message("endpoints.remove")
@@ -557,4 +744,5 @@ def _scored(made: FeedbackResult, given: Given) -> Message:
     )
 
 
+PRESENTATION.commands |= {"top": top}
 COMMANDS = {"deploy": partial(command, "deploy", deploy)}

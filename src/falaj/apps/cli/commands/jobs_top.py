@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +18,8 @@ from falaj.apps.cli.output.job_summary import (
     format_rate,
     format_rough_duration,
 )
-from falaj.apps.cli.output.tables import align, count_fitting, on_terminal, widths
+from falaj.apps.cli.output.live_table import refresh
+from falaj.apps.cli.output.tables import align, on_terminal
 from falaj.apps.cli.output.values import format_number, plural, printable
 from falaj.apps.cli.session import Session
 from falaj.control.services import all_operations
@@ -79,7 +79,7 @@ def top(
             session.show(_document(snapshot), lambda _: _print(snapshot))
             return 0
         try:
-            _live(poller.poll, every_s=pause.total_seconds())
+            refresh(lambda: lines(poller.poll()), HEADINGS, every_s=pause.total_seconds())
         except KeyboardInterrupt:
             return 0
     return 0
@@ -226,35 +226,3 @@ def _print(snapshot: TopSnapshot) -> None:
     print("\n".join(head))
     if rows:
         print("\n" + "\n".join(align([HEADINGS, *rows])))
-
-
-def _live(poll: Callable[[], TopSnapshot], *, every_s: float) -> None:
-    """Refresh the terminal until it is interrupted; while the platform is unavailable, say so and retry."""
-    from rich.console import Console
-    from rich.live import Live
-
-    with Live(console=Console(highlight=False, markup=False), screen=True, auto_refresh=False) as screen:
-        while True:
-            try:
-                screen.update(_painted(*lines(poll())), refresh=True)
-            except (Unavailable, Interrupted) as error:
-                screen.update(printable(f"the platform does not answer: {error.message}"), refresh=True)
-            time.sleep(every_s)
-
-
-def _painted(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Any:
-    """Return the part that fits the terminal."""
-    from rich.console import Group
-    from rich.table import Table
-    from rich.text import Text
-
-    size_of_terminal = shutil.get_terminal_size()
-    shown = rows[: max(size_of_terminal.lines - len(head) - 4, 1)]
-    count = count_fitting(widths([HEADINGS, *shown]), size_of_terminal.columns)
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for name in HEADINGS[:count]:
-        table.add_column(name, no_wrap=True, overflow="ellipsis")
-    for row in shown:
-        table.add_row(*(Text(cell) for cell in row[:count]))
-    more = [Text(f"and {len(rows) - len(shown)} more")] if len(rows) > len(shown) else []
-    return Group(*(Text(line) for line in head), Text(""), table, *more, Text("Ctrl-C to quit", style="dim"))

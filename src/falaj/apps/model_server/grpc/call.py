@@ -157,8 +157,8 @@ class GrpcCall(Http2Stream):
 
     # -------------------------------------------------------------------------------------- the answer
 
-    def reply(self, message: bytes) -> None:
-        """Answer with one message."""
+    def reply(self, message: bytes, *, extra: bytes = b"") -> None:
+        """Answer with one message; `extra` are more fields of the trailers."""
         if self.cancelled:
             return
         size = len(message)
@@ -170,7 +170,10 @@ class GrpcCall(Http2Stream):
         session = self._connection.session
         if size in COMPRESSED_BYTES and self.head.accepts_gzip and self.head.encoding == b"gzip":
             packed = gzip.compress(message, 1)
-            session.answer(self, _PREFIX.pack(1, len(packed)) + packed, head=headers.RESPONSE_GZIP)
+            whole, head = _PREFIX.pack(1, len(packed)) + packed, headers.RESPONSE_GZIP
+            session.answer(self, whole, head=head, end=headers.OK + extra)
+        elif extra:
+            session.answer(self, _PREFIX.pack(0, size) + message, end=headers.OK + extra)
         else:
             session.answer(self, _PREFIX.pack(0, size) + message)
         self._connection.written()

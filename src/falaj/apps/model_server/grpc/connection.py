@@ -163,6 +163,17 @@ class GrpcConnection(asyncio.Protocol):
         self._transport.abort()
 
     @property
+    def pending(self) -> int:
+        """The number of calls that are not answered yet."""
+        return len(self.session.streams)
+
+    def close_after_response(self) -> None:
+        """Have the client open another connection: calls that are open are still answered here."""
+        self.session.go_away()
+        self._flush()
+        self.stream_ended()
+
+    @property
     def waits_for_client(self) -> bool:
         return not any(stream.remote_ended for stream in self.session.streams.values())
 

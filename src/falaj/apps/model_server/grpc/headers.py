@@ -30,6 +30,8 @@ _CONTROL = re.compile(rb"[\x00\r\n]")
 if TYPE_CHECKING:
     from falaj.apps.model_server.grpc.tensors import MessageTemplate
 
+KEPT = frozenset((b"falaj-version", b"falaj-key", b"traceparent", b"tracestate"))
+"""Metadata that the prediction asks for."""
 Fields = Iterable[tuple[bytes, bytes]]
 
 
@@ -37,7 +39,8 @@ class RequestHead:
     """What a header block says about a request."""
 
     __slots__ = (
-        *("accepts_gzip", "credential", "encoding", "path", "status", "template", "timeout_s", "two_tokens"),
+        *("accepts_gzip", "credential", "encoding", "kept", "path", "status", "template", "timeout_s"),
+        "two_tokens",
     )
 
     def __init__(self, fields: Fields) -> None:
@@ -51,6 +54,7 @@ class RequestHead:
         self.timeout_s: float | None = None
         self.encoding = b"identity"
         self.accepts_gzip = False
+        self.kept = {name: value for name, value in fields if name in KEPT}
         self.template: MessageTemplate | None = None
         """The message that came with this head before, if clients may repeat it."""
         kind = b""

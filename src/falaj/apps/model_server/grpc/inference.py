@@ -7,10 +7,11 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy.typing as npt
 
+from falaj.apps.model_server.grpc import headers
 from falaj.apps.model_server.grpc.call import GrpcCall, StreamingCall
 from falaj.apps.model_server.grpc.messages import ModelStreamInferResponse
 from falaj.apps.model_server.grpc.statuses import http_status_of
@@ -24,22 +25,21 @@ from falaj.apps.model_server.grpc.tensors import (
     read_infer,
     template_of,
 )
+from falaj.apps.model_server.http.responses import HttpResponse
 from falaj.apps.model_server.inference.dispatch import LARGE_BODY_BYTES, LARGE_LOOKUP_BYTES
-from falaj.apps.model_server.inference.paths import PathKind, PathTarget, VersionResponder
-from falaj.apps.model_server.inference.prediction import take_inputs
-from falaj.apps.model_server.inference.protocol import OutputSelection
+from falaj.apps.model_server.inference.paths import PathKind, PathTarget
+from falaj.apps.model_server.inference.prediction import Prediction, prepare_request
+from falaj.apps.model_server.inference.protocol import InferRequest, OutputSelection
 from falaj.apps.model_server.metrics import ServerMetrics
-from falaj.errors import FalajError, Internal, NotFound
+from falaj.errors import FalajError, Internal
 from falaj.serving.dependencies import Admission, FeatureReader
-from falaj.serving.runtime.batch_queue import BatchQueue
+from falaj.serving.runtime.batch_queue import BatchQueue, QueuedRequest
 
 if TYPE_CHECKING:
     from falaj.apps.model_server.grpc.service import GrpcService
 
 Array = npt.NDArray[Any]
 
-Answer = tuple[VersionResponder, InferWriter, OutputSelection]
-"""How the response of a version is counted, written, and which outputs it has."""
 FINAL = parameter("triton_final_response", True)
 """Tells clients of a stream that no other response to their request follows."""
 
@@ -60,62 +60,90 @@ class TemplateFacts(NamedTuple):
     generation: int
     target: InferTarget
     queue: BatchQueue
-    answer: Answer
+    selection: OutputSelection
     request: str
     endpoint: str
 
 
-class GrpcPrediction:
-    """A request in the batch queue of its version."""
+class GrpcFailure(HttpResponse):
+    """An error as the response of a prediction."""
 
-    __slots__ = (
-        *("_call", "_number", "_responder", "_selection", "_writer", "caller", "cancelled", "deadline"),
-        *("inputs", "message", "name", "notes", "priority", "queue", "request_facts"),
-    )
+    error: FalajError
+
+
+class MessageExchange:
+    """A message for inference, and its answer: the only one of a call, or one of many in a stream."""
+
+    __slots__ = ("_number", "began", "call", "ident", "size", "target")
 
     def __init__(
-        self,
-        call: GrpcCall,
-        queue: BatchQueue,
-        inputs: Sequence[Array],
-        request_facts: tuple[str, str, str],
-        answer: Answer,
-        notes: bytes,
-        number: int | None,
+        self, call: GrpcCall, number: int | None, target: InferTarget, ident: str, size: int
     ) -> None:
-        self._call = call
+        self.call = call
         self._number = number
-        self._responder, self._writer, self._selection = answer
-        self.queue = queue
-        self.inputs = inputs
-        self.request_facts = request_facts
-        self.caller = request_facts[2]
-        self.notes = notes
-        self.name = ""
-        self.priority = 0
-        self.deadline = call.deadline
-        self.cancelled = call.cancelled
-        self.message: bytes | None = None
+        self.target = target
+        self.ident = ident
+        self.began = call.began if number is None else time.perf_counter()
+        self.size = size
+
+    @property
+    def cancelled(self) -> bool:
+        return self.call.cancelled
+
+    @property
+    def queued(self) -> QueuedRequest | None:
+        return self.call.queued
+
+    @queued.setter
+    def queued(self, prediction: QueuedRequest | None) -> None:
+        if self._number is None or not isinstance(self.call, StreamingCall):
+            self.call.queued = prediction
+        elif prediction is not None:
+            self.call.open_messages[self._number] = prediction
+
+    @property
+    def is_streamed(self) -> bool:
+        return self._number is not None
+
+    def header(self, name: bytes) -> bytes | None:
+        return self.call.head.kept.get(name)
+
+    def finish(self, response: HttpResponse) -> None:
+        if isinstance(response, GrpcFailure):
+            _answer(self.call, self._number, self.ident, None, response.error)
+        else:
+            extra = headers.literal(b"falaj-logged", b"true") if response.extra else b""
+            _answer(self.call, self._number, self.ident, response.body, None, extra)
+
+
+class GrpcPrediction(Prediction):
+    """A prediction whose response is a message of gRPC."""
+
+    __slots__ = ()
 
     def render(self, outputs: Sequence[Array]) -> None:
-        self.name = ident = self._responder.next_id()
-        self.message = self._writer.write(
-            self.request_facts[1], ident, outputs, self._selection, notes=self.notes
-        )
+        self.name = self._responder.next_id()
+        self._write(outputs)
 
-    def complete(self, error: FalajError | None) -> None:
-        if self.cancelled:
-            return
-        message = self.message
-        if error is None and message is None:
-            error = Internal("internal error: the model returned no outputs")
-        first = self.inputs[0]
-        self._responder.metrics.count(
-            200 if error is None else http_status_of(error),
-            time.perf_counter() - self._call.began,
-            rows=len(first) if first.ndim else 1,
-        )
-        _answer(self._call, self._number, self.request_facts[1], message, error)
+    def answer(self, outputs: Sequence[Array]) -> None:
+        self._write(outputs)
+
+    def render_batch(self, batch: Sequence[Any], outputs: Sequence[Array]) -> bool:
+        return False
+
+    def _write(self, outputs: Sequence[Array]) -> None:
+        exchange = cast(MessageExchange, self.exchange)
+        notes = notes_of(self.notes) if self.notes else b""
+        if exchange.is_streamed:
+            notes += FINAL
+        writer = exchange.target.writers[self.queue.model.version]
+        message = writer.write(self.request_facts[1], self.name, outputs, self.selection, notes=notes)
+        self.response = HttpResponse(200, message)
+
+    def _failure(self, error: FalajError) -> HttpResponse:
+        failure = GrpcFailure(http_status_of(error), b"")
+        failure.error = error
+        return failure
 
 
 class InferenceCalls:
@@ -160,10 +188,14 @@ class InferenceCalls:
         if caller is None:  # to be decided anew
             self._infer(call, data, None)
             return
+        exchange = MessageExchange(call, None, facts.target, facts.request, len(data))
         request_facts = (facts.endpoint, facts.request, caller)
-        self._submit(
-            call, GrpcPrediction(call, facts.queue, (array,), request_facts, facts.answer, b"", None), None
+        responders = facts.target.path.responders
+        made = GrpcPrediction(
+            exchange, facts.queue, (array,), request_facts, responders, facts.selection, b""
         )
+        made.deadline = call.deadline
+        self._submit(exchange, made)
 
     # ------------------------------------------------------------------------------------ step by step
 
@@ -205,62 +237,62 @@ class InferenceCalls:
     ) -> None:
         """Check the tensors of an admitted request: in a thread if that may take long."""
         looks_up = target.path.served is not None and target.path.served.joins
-        work = partial(self._prediction, call, data, number, message, target, caller)
-        done = partial(self._prepared, call, number, message.id, target)
+        exchange = MessageExchange(call, number, target, message.id, len(data))
+        work = partial(self._prediction, exchange, data, message, caller)
         if len(data) > (LARGE_LOOKUP_BYTES if looks_up else LARGE_BODY_BYTES):
-            self._service.run_any_apart(work, done)
+            self._service.run_any_apart(work, partial(self._prepared, exchange))
             return
-        future: Future[GrpcPrediction] = Future()
         try:
-            future.set_result(work())
+            made = work()
         except Exception as error:
-            future.set_exception(error)
-        done(future)
+            self._failed(exchange, error)
+        else:
+            self._submit(exchange, made)
 
-    def _prediction(
-        self, call: GrpcCall, data: bytes, number: int | None, message: Any, target: InferTarget, caller: str
-    ) -> GrpcPrediction:
-        served = target.path.served
-        if served is None:
-            raise NotFound("unknown endpoint")
-        request, version = read_infer(message), target.path.version
-        queue, inputs, notes = take_inputs(request, served, version, self._features)
-        responder = target.path.responders[queue.model.version]
-        answer = (responder, target.writers[queue.model.version], responder.encoder.selection(request))
-        endpoint = served.endpoint.id or served.endpoint.name
-        is_fixed = not served.joins and (version is not None or len(served.queues) == 1)
-        if number is None and is_fixed:
-            facts = TemplateFacts(self._generation, target, queue, answer, request.id, endpoint)
+    def _prediction(self, exchange: MessageExchange, data: bytes, message: Any, caller: str) -> Prediction:
+        target, call = exchange.target, exchange.call
+        request, path = read_infer(message), target.path
+        made = prepare_request(request, exchange, path, caller, self._features, GrpcPrediction)
+        if call.deadline is not None:
+            made.deadline = min(call.deadline, made.deadline or call.deadline)
+        if made.response is None and not exchange.is_streamed and _is_repeatable(request, path, made):
+            facts = TemplateFacts(
+                self._generation, target, made.queue, made.selection, request.id, made.request_facts[0]
+            )
             call.head.template = template_of(data, message, facts)
-        fields = notes_of(notes) + (b"" if number is None else FINAL)
-        return GrpcPrediction(call, queue, inputs, (endpoint, request.id, caller), answer, fields, number)
+        return made
 
-    def _prepared(
-        self, call: GrpcCall, number: int | None, ident: str, target: InferTarget, future: Future[Any]
-    ) -> None:
-        error = future.exception()
-        if error is None:
-            self._submit(call, future.result(), number)
+    def _prepared(self, exchange: MessageExchange, future: Future[Prediction]) -> None:
+        try:
+            made = future.result()
+        except Exception as error:
+            self._failed(exchange, error)
+        else:
+            self._submit(exchange, made)
+
+    def _failed(self, exchange: MessageExchange, error: Exception) -> None:
+        if exchange.cancelled:
             return
         if not isinstance(error, FalajError):
             _log.error("request handling failed", exc_info=error)
             error = Internal("internal error; see the log of the server")
-        if not call.cancelled:
-            metrics = self._metrics.of_version(target.path.endpoint or "", "")
-            metrics.count(http_status_of(error), time.perf_counter() - call.began)
-        _answer(call, number, ident, None, error)
+        metrics = self._metrics.of_version(exchange.target.path.endpoint or "", "")
+        metrics.count(http_status_of(error), time.perf_counter() - exchange.began)
+        failure = GrpcFailure(http_status_of(error), b"")
+        failure.error = error
+        exchange.finish(failure)
 
-    def _submit(self, call: GrpcCall, prediction: GrpcPrediction, number: int | None) -> None:
-        if call.cancelled:
+    def _submit(self, exchange: MessageExchange, made: Prediction) -> None:
+        if exchange.cancelled:
             return
-        if number is None:
-            call.queued = prediction
-        elif isinstance(call, StreamingCall):
-            call.open_messages[number] = prediction
+        exchange.queued = made
+        if made.response is not None:
+            made.complete(None)
+            return
         try:
-            prediction.queue.submit(prediction)
+            made.queue.submit(made)
         except FalajError as error:  # a full queue counts as an error of this version
-            prediction.complete(error)
+            made.complete(error)
 
     def _refuse(self, call: GrpcCall, number: int | None, ident: str, error: FalajError) -> None:
         self._metrics.refused[http_status_of(error)] += 1
@@ -281,15 +313,29 @@ class InferenceCalls:
         return found
 
 
+def _is_repeatable(request: InferRequest, path: PathTarget, made: Prediction) -> bool:
+    """Tell whether a request with other values is answered by the same version in the same way."""
+    served = path.served
+    is_fixed = served is not None and (path.version is not None or served.router.only is not None)
+    return (
+        is_fixed and not (served is None or served.joins) and made.fallback is None and not request.parameters
+    )
+
+
 def _answer(
-    call: GrpcCall, number: int | None, ident: str, message: bytes | None, error: FalajError | None
+    call: GrpcCall,
+    number: int | None,
+    ident: str,
+    message: bytes | None,
+    error: FalajError | None,
+    extra: bytes = b"",
 ) -> None:
     """Answer a call, or one message of a stream."""
     if number is None or not isinstance(call, StreamingCall):
         if error is not None:
             call.fail(error)
         elif message is not None:
-            call.reply(message)
+            call.reply(message, extra=extra)
     elif error is not None:
         response = ModelStreamInferResponse(error_message=error.message)
         response.infer_response.id = ident

@@ -56,10 +56,18 @@ class GrpcService:
     """Answers calls. Used on the event loop only."""
 
     def __init__(
-        self, dispatcher: Dispatcher, admission: Admission, features: FeatureReader, metrics: ServerMetrics
+        self,
+        dispatcher: Dispatcher,
+        admission: Admission,
+        features: FeatureReader,
+        metrics: ServerMetrics,
+        *,
+        is_readiness_public: bool = False,
     ) -> None:
+        """`is_readiness_public`: whether a model is ready may be asked without a token."""
         self.decisions = dispatcher.decisions
         self._dispatcher = dispatcher
+        self._is_readiness_public = is_readiness_public
         self._metrics = metrics
         self.health = HealthWatchers(lambda: dispatcher.ready, self._is_served)
         self._inference = InferenceCalls(self, admission, features, metrics)
@@ -105,6 +113,9 @@ class GrpcService:
     ) -> None:
         """Continue with the caller's name if it may call what `target` names; else refuse the call."""
         endpoint = None if target is None else target.admission_target
+        if call.method.is_public and not call.credential:
+            self._admitted(call, target, path, then, refuse or partial(self.refuse, call), "", None)
+            return
         done = partial(self._admitted, call, target, path, then, refuse or partial(self.refuse, call))
         self.decisions.admit(call.credential, endpoint, message, done)
 
@@ -141,7 +152,9 @@ class GrpcService:
             "ServerLive": Method(self._live, is_public=True),
             "ServerReady": Method(self._ready, is_public=True),
             "ServerMetadata": Method(self._server_metadata),
-            "ModelReady": Method(partial(self._about, "ModelReady", "ready")),
+            "ModelReady": Method(
+                partial(self._about, "ModelReady", "ready"), is_public=self._is_readiness_public
+            ),
             "ModelMetadata": Method(partial(self._about, "ModelMetadata", "")),
             "ModelConfig": Method(partial(self._about, "ModelConfig", "config")),
             "ModelStatistics": Method(self._statistics),
@@ -282,7 +295,7 @@ class GrpcService:
         """Continue about the health of the server for everybody, and of a model for those who may call it."""
         if name in SERVER_NAMES:
             then("")
-        elif not call.credential:
+        elif not call.credential and not self._is_readiness_public:
             call.finish(
                 StatusCode.UNAUTHENTICATED,
                 "the health of a model needs the metadata 'authorization: Bearer …'",

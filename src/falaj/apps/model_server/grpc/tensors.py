@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
@@ -12,6 +13,7 @@ import numpy.typing as npt
 from google.protobuf.message import DecodeError
 
 from falaj.apps.model_server.grpc.messages import ModelInferRequest
+from falaj.apps.model_server.inference.classification import classify
 from falaj.apps.model_server.inference.protocol import (
     MAX_DIMENSIONS,
     MAX_ID_CHARACTERS,
@@ -45,6 +47,9 @@ CONTENTS: dict[Datatype, str] = {
     Datatype.BYTES: "bytes_contents",
 }
 """The field for the values of a datatype; 16-bit floats have none and are sent raw."""
+
+OutputKey = tuple[int, Datatype, tuple[int, ...]]
+"""What the description of an output in a response depends on."""
 
 _NO_BYTES = memoryview(b"")
 
@@ -167,11 +172,9 @@ class InferWriter:
 
     def __init__(self, endpoint: str, model: ServedModel) -> None:
         self._start = text_field(1, endpoint) + text_field(2, model.version)
-        self._tensors = [
-            (tensor.datatype, text_field(1, tensor.name) + text_field(2, tensor.datatype))
-            for tensor in model.outputs
-        ]
-        self._outputs: dict[tuple[int, tuple[int, ...]], bytes] = {}
+        self._model = model
+        self._tensors = [(tensor.datatype, text_field(1, tensor.name)) for tensor in model.outputs]
+        self._outputs: dict[OutputKey, bytes] = {}
 
     def write(
         self,
@@ -193,19 +196,22 @@ class InferWriter:
         if notes:
             parts.append(notes)
         contents = []
-        for number, _ in selection:
-            array = outputs[number]
-            key = (number, array.shape)
+        for number, _, classes in selection:
+            array, datatype = outputs[number], self._tensors[number][0]
+            if classes:
+                array, datatype = classify(array, self._model.outputs[number], classes), Datatype.BYTES
+            key = (number, datatype, array.shape)
             parts.append(self._outputs.get(key) or self._describe(key))
-            contents.append(bytes_field(6, to_bytes(array, self._tensors[number][0])))
+            contents.append(bytes_field(6, to_bytes(array, datatype)))
         return b"".join((*parts, *contents))
 
-    def _describe(self, key: tuple[int, tuple[int, ...]]) -> bytes:
-        number, shape = key
+    def _describe(self, key: OutputKey) -> bytes:
+        number, datatype, shape = key
         if len(self._outputs) > CACHED_SHAPES:
             self._outputs.clear()
         sizes = b"".join(map(varint, shape))
-        about = bytes_field(5, self._tensors[number][1] + bytes_field(3, sizes))
+        name = self._tensors[number][1]
+        about = bytes_field(5, name + text_field(2, datatype) + bytes_field(3, sizes))
         return self._outputs.setdefault(key, about)
 
 
@@ -219,6 +225,8 @@ def parameter(name: str, value: object) -> bytes:
     """Return a parameter of a response as an entry of its map."""
     if isinstance(value, bool):
         choice = b"\x08" + varint(int(value))
+    elif isinstance(value, float):
+        choice = b"\x21" + struct.pack("<d", value)
     elif isinstance(value, int):
         choice = b"\x10" + varint(value & (2**64 - 1))
     else:
@@ -282,7 +290,7 @@ def template_of(data: bytes, message: Any, facts: Any) -> MessageTemplate | None
     if len(raw) != 1 or not raw[0] or not data.endswith(raw[0]):
         return None
     tensor = message.inputs[0]
-    if tensor.datatype in (Datatype.BYTES, Datatype.BOOL):
+    if tensor.datatype in (Datatype.BYTES, Datatype.BOOL, Datatype.BF16):
         return None
     prefix = data[: len(data) - len(raw[0])]
     if not prefix.endswith(b"\x3a" + varint(len(raw[0]))):

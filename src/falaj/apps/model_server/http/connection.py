@@ -14,6 +14,7 @@ import httptools
 
 from falaj.apps.byte_shares import ByteShares
 from falaj.apps.model_server.http import responses
+from falaj.apps.model_server.http.access import HttpAccess
 from falaj.apps.model_server.http.compression import CODINGS
 from falaj.apps.model_server.http.exchange import LARGE_RESPONSE_BYTES, HttpExchange
 from falaj.apps.model_server.http.repeated_heads import MAX_DIGITS, RepeatedHead, kept_head
@@ -26,11 +27,12 @@ from falaj.records.governance.identity import FailureReason
 BODY_HEADERS = frozenset((b"content-length", b"transfer-encoding"))
 KEPT_HEADERS = BODY_HEADERS | {
     *(b"authorization", b"content-encoding", b"expect", b"falaj-caller", b"inference-header-content-length"),
-    *(b"falaj-secret", b"host"),
+    *(b"falaj-secret", b"host", b"origin"),
+    *(b"falaj-version", b"falaj-key", b"traceparent"),
 }
+"""Headers with a meaning here; each may be given once."""
 LISTED_HEADERS = frozenset((b"accept-encoding",))
 """Headers that are lists, so that they may be given several times."""
-"""Headers with a meaning here; each may be given once."""
 UNAUTHENTICATED_PATHS = frozenset((b"/v2/health/live", b"/v2/health/ready"))
 """The only paths that need no token; they take no body."""
 
@@ -52,7 +54,10 @@ class ServerConnection(Protocol):
 
     @property
     def waits_for_client(self) -> bool: ...
+    @property
+    def pending(self) -> int: ...
     def expire(self) -> None: ...
+    def close_after_response(self) -> None: ...
     def close_when_idle(self) -> None: ...
     def abort(self) -> None: ...
 
@@ -61,6 +66,7 @@ class ServerContext(Protocol):
     """The server as its connections see it."""
 
     limits: ServerLimits
+    access: HttpAccess
     metrics: ServerMetrics
     connections: set[ServerConnection]
     now: float
@@ -126,6 +132,8 @@ class Connection(asyncio.Protocol):
         """No valid token was presented yet."""
         self._caller = ""
         self._eof = False
+        self._leaves = False
+        """The connection is closed after the next response."""
         self.deadline = context.now + self._limits.head_s
 
     # ------------------------------------------------------------------------------------ the transport
@@ -147,10 +155,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         context = self._context
-        context.connections.discard(self)
-        context.strangers.pop(self, None)
-        self._leave_caller()
-        context.metrics.connections -= 1
+        self._leave()
         self._release_unread()
         for exchange in self._queue:
             context.shares.release(exchange.holder, exchange.size)
@@ -232,8 +237,27 @@ class Connection(asyncio.Protocol):
         if not self._queue and not self._in_head:
             self._transport.close()
 
+    def close_after_response(self) -> None:
+        """Close after the next response, now or later: an idle client is not surprised by the end."""
+        self._leaves = True
+
     def abort(self) -> None:
+        """Close at once. The connection no longer counts, though the transport reports its loss only later."""
+        self._leave()
         self._transport.abort()
+
+    def _leave(self) -> None:
+        context = self._context
+        if self in context.connections:
+            context.connections.discard(self)
+            context.metrics.connections -= 1
+        context.strangers.pop(self, None)
+        self._leave_caller()
+
+    @property
+    def pending(self) -> int:
+        """The number of requests that are not answered yet."""
+        return len(self._queue)
 
     @property
     def waits_for_client(self) -> bool:
@@ -316,12 +340,13 @@ class Connection(asyncio.Protocol):
         announced = headers.get(b"content-length")
         if announced is not None and int(announced) > self._limits.body_bytes:
             raise self._stop(_too_large(self._limits.body_bytes))
+        is_open = self._is_open(exchange)
         if self._internal:
             if not compare_digest(headers.get(b"falaj-secret", b""), self._internal):
                 self._context.authentication_failed("refused_token", self._source)
                 raise self._stop(Unauthenticated("this socket is for processes of the platform"))
             exchange.caller = exchange.holder = headers.get(b"falaj-caller", b"").decode("latin-1")
-        elif self._url in UNAUTHENTICATED_PATHS:
+        elif is_open:
             self._require_no_body(headers)
         elif exchange.credential is None:
             self._context.authentication_failed("no_token", self._source)
@@ -333,7 +358,7 @@ class Connection(asyncio.Protocol):
             )
         self._current = exchange
         self._queue.append(exchange)
-        if not (self._internal or self._url in UNAUTHENTICATED_PATHS):
+        if not (self._internal or is_open):
             holder = self._context.recognize(exchange.credential or "")
             if holder is None:
                 self._authenticate(exchange)
@@ -360,6 +385,20 @@ class Connection(asyncio.Protocol):
             scheme, is_absolute, rest = self._url.partition(b"://")
             if is_absolute and scheme.lower() in (b"http", b"https"):
                 self._url = b"/" + rest.partition(b"/")[2]
+
+    def _is_open(self, exchange: HttpExchange) -> bool:
+        """Return whether a request needs no token."""
+        if self._url in UNAUTHENTICATED_PATHS:
+            return True
+        if exchange.credential is not None:
+            return False
+        access = self._context.access
+        return access.is_public(exchange.method, self._url) or access.is_preflight(
+            exchange.method, self._headers
+        )
+
+    def header_lines(self, headers: Mapping[bytes, bytes]) -> bytes:
+        return self._context.access.header_lines(headers)
 
     def _require_no_body(self, headers: Mapping[bytes, bytes]) -> None:
         if headers.get(b"content-length", b"0").strip(b"0") or b"transfer-encoding" in headers:
@@ -455,7 +494,7 @@ class Connection(asyncio.Protocol):
         queue, context = self._queue, self._context
         while queue and queue[0].response is not None:
             exchange = queue.popleft()
-            last = not queue and self._current is None and (context.stopping or self._eof)
+            last = not queue and self._current is None and (context.stopping or self._eof or self._leaves)
             closes = exchange.closes or last
             self._transport.write(exchange.to_bytes(closes=closes))
             if self._write_paused and exchange.size > LARGE_RESPONSE_BYTES:
@@ -508,7 +547,7 @@ class Connection(asyncio.Protocol):
         """Reject the current request with `error` after all earlier responses, and close the connection."""
         self._refused = True
         if self._current is None:
-            self._queue.append(HttpExchange(self, b"", b"", {}, closes=True))
+            self._queue.append(HttpExchange(self, b"", b"", self._headers, closes=True))
         exchange, self._current = self._queue[-1], None
         exchange.closes = True
         self._reject(exchange, error, status=status)

@@ -22,8 +22,22 @@ class ResponseQueue(Protocol):
     """Writes responses in the order of the requests."""
 
     def flush(self) -> None: ...
+    def header_lines(self, headers: Mapping[bytes, bytes]) -> bytes: ...
     def compress(self, exchange: HttpExchange, response: HttpResponse, coding: bytes) -> None: ...
     def holds(self, exchange: HttpExchange, size: int) -> bool: ...
+
+
+class InferenceExchange(Protocol):
+    """A request for inference as its prediction sees it, whatever protocol it came by."""
+
+    began: float
+    size: int
+    queued: QueuedRequest | None
+
+    @property
+    def cancelled(self) -> bool: ...
+    def header(self, name: bytes) -> bytes | None: ...
+    def finish(self, response: HttpResponse) -> None: ...
 
 
 class HttpExchange:
@@ -76,6 +90,10 @@ class HttpExchange:
             self._chunks = [b"".join(self._chunks)]
         return self._chunks[0] if self._chunks else b""
 
+    def header(self, name: bytes) -> bytes | None:
+        """Return the value of one of the KEPT_HEADERS of a connection, if it was given."""
+        return self._headers.get(name)
+
     @property
     def json_bytes(self) -> int | None:
         """Return the size of the JSON part of the body, if binary tensors follow it."""
@@ -124,7 +142,10 @@ class HttpExchange:
     def to_bytes(self, *, closes: bool) -> bytes:
         if self.response is None:
             return b""
-        return self.response.to_bytes(closes=closes, without_body=self.method == b"HEAD")
+        response = self.response
+        if b"origin" in self._headers:
+            response = response._replace(extra=response.extra + self._writer.header_lines(self._headers))
+        return response.to_bytes(closes=closes, without_body=self.method == b"HEAD")
 
 
 def _response_not_held(size: int) -> Unavailable:

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from falaj.apps.model_server.inference.paths import PathTarget, VersionResponder
+from falaj.apps.model_server.inference.paths import PathTarget
 from falaj.apps.model_server.inference.protocol import (
     LONG_JSON_BYTES,
     InferRequest,
@@ -50,38 +50,43 @@ class BodyTemplate(NamedTuple):
 
     target: PathTarget
     queue: BatchQueue
-    responder: VersionResponder
     selection: OutputSelection
     start: bytes
     end: bytes
-    is_binary: bool
-    """The values are the bytes after `start`."""
-    datatype: Datatype
-    shape: tuple[int, ...]
-    size: int
-    pack: Callable[..., bytes]
+    read: Callable[[memoryview], Array | None]
+    """Returns the values in the shape of the tensor, from what is between `start` and `end`."""
 
-    def array_of(self, body: bytes, json_bytes: int | None) -> Array | None:
+    def array_of(self, body: bytes) -> Array | None:
         """Return the values of a body; None if it is not like the one that was kept."""
-        start = len(self.start)
-        if not body.startswith(self.start) or self.is_binary is (json_bytes is None):
+        start, end = self.start, self.end
+        if not body.startswith(start) or not body.endswith(end):
             return None
         try:
-            if self.is_binary:
-                if json_bytes != start:
-                    return None
-                array = from_bytes(memoryview(body)[start:], self.datatype, self.size)
-            else:
-                stop = len(body) - len(self.end)
-                if stop - start > LONG_JSON_BYTES or not body.endswith(self.end):
-                    return None
-                values = _LISTS[self.datatype][0](memoryview(body)[start:stop])
-                if len(values) != self.size:
-                    return None
-                array = np.frombuffer(self.pack(*values), NUMPY[self.datatype])
+            return self.read(memoryview(body)[len(start) : len(body) - len(end)])
         except (msgspec.DecodeError, ValueError, OverflowError, RecursionError, struct.error):
             return None
-        return array.reshape(self.shape)
+
+
+def _list_reader(
+    datatype: Datatype, shape: tuple[int, ...], size: int
+) -> Callable[[memoryview], Array | None]:
+    """Return what reads `size` numbers of a JSON list."""
+    decode, kind, _ = _LISTS[datatype]
+    pack, dtype, frombuffer = struct.Struct(f"<{size}{kind}").pack, NUMPY[datatype], np.frombuffer
+
+    def read(text: memoryview) -> Array | None:
+        if len(text) > LONG_JSON_BYTES:
+            return None
+        values = decode(text)
+        return frombuffer(pack(*values), dtype).reshape(shape) if len(values) == size else None
+
+    return read
+
+
+def _bytes_reader(
+    datatype: Datatype, shape: tuple[int, ...], size: int
+) -> Callable[[memoryview], Array | None]:
+    return lambda values: from_bytes(values, datatype, size).reshape(shape)
 
 
 def kept_body(
@@ -90,7 +95,6 @@ def kept_body(
     request: InferRequest,
     target: PathTarget,
     queue: BatchQueue,
-    responder: VersionResponder,
     selection: OutputSelection,
 ) -> BodyTemplate | None:
     """Return the template of a body that was accepted; None if it is not to be kept."""
@@ -100,17 +104,15 @@ def kept_body(
         return None
     tensor = request.inputs[0]
     datatype, shape = Datatype(tensor.datatype), tuple(tensor.shape)
-    count = int(np.prod(shape))
+    size = int(np.prod(shape))
     if json_bytes is None:
         around = _around_values(body, request, datatype)
     else:
         around = (body[:json_bytes], b"") if isinstance(tensor.data, memoryview) else None
-    if around is None or len(around[0]) + len(around[1]) > MAX_CONSTANT_BYTES or count > PACKED:
+    if around is None or len(around[0]) + len(around[1]) > MAX_CONSTANT_BYTES or not 0 < size <= PACKED:
         return None
-    kind = _LISTS[datatype][1] if datatype in _LISTS else "x"
-    pack = struct.Struct(f"<{count}{kind}").pack
-    is_binary = json_bytes is not None
-    return BodyTemplate(target, queue, responder, selection, *around, is_binary, datatype, shape, count, pack)
+    reader = _list_reader if json_bytes is None else _bytes_reader
+    return BodyTemplate(target, queue, selection, *around, reader(datatype, shape, size))
 
 
 def _has_known_parameters(request: InferRequest) -> bool:

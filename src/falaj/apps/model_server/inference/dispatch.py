@@ -14,6 +14,7 @@ from typing import Any
 from urllib.parse import quote, unquote_to_bytes
 
 from falaj.apps.model_server.http import responses
+from falaj.apps.model_server.http.access import preflight_response
 from falaj.apps.model_server.http.compression import compress, decompress
 from falaj.apps.model_server.http.exchange import HttpExchange
 from falaj.apps.model_server.http.responses import HttpResponse
@@ -30,7 +31,7 @@ from falaj.apps.model_server.inference.prediction import Prediction, prepare
 from falaj.apps.model_server.limits import ServerLimits
 from falaj.apps.model_server.metrics import ServerMetrics
 from falaj.errors import Denied, FalajError, Internal, NotFound, Unavailable
-from falaj.serving.dependencies import Admission, FeatureReader, PredictionSink
+from falaj.serving.dependencies import LOAD_PATH, Admission, FeatureReader, PredictionSink
 from falaj.serving.deployment_state import ServedEndpoint
 
 MODELS, REPOSITORY = b"/v2/models/", b"/v2/repository/models/"
@@ -162,6 +163,9 @@ class Dispatcher:
         if exchange.caller is not None:
             self._respond(exchange, target, exchange.caller)
             return
+        if exchange.credential is None:
+            self._respond_in_public(exchange, target)
+            return
         credential, endpoint = exchange.credential or "", target.admission_target
         self.decisions.admit(credential, endpoint, exchange.body, partial(self._admitted, exchange, target))
 
@@ -174,6 +178,15 @@ class Dispatcher:
             self._refuse(exchange, concealed(error, target, exchange.path))
 
     # ---------------------------------------------------------------------------------------- responses
+
+    def _respond_in_public(self, exchange: HttpExchange, target: PathTarget) -> None:
+        """Answer a request that needs no token, which is all that the connection lets pass without one."""
+        if exchange.method == b"OPTIONS":
+            exchange.finish(preflight_response())
+        elif target.kind is PathKind.MODEL_READY and target.response is not None:
+            exchange.finish(target.response)
+        else:
+            exchange.finish(_not_found(exchange.path) if self.ready else _not_ready())
 
     def _respond(self, exchange: HttpExchange, target: PathTarget, caller: str) -> None:
         is_allowed = exchange.method == target.method or (exchange.method, target.method) == (b"HEAD", b"GET")
@@ -194,7 +207,7 @@ class Dispatcher:
         """Answer what is asked about the server and its models."""
         try:
             if target.kind is PathKind.METRICS:
-                exchange.finish(HttpResponse(200, self._metrics.render(), responses.METRICS))
+                exchange.finish(self._metrics_response(exchange.path))
             elif target.kind is PathKind.STATISTICS and target.served is not None:
                 found = describe_statistics([target.served], self._metrics, version=target.version)
                 exchange.finish(responses.json_response(found))
@@ -221,6 +234,11 @@ class Dispatcher:
         found = describe_index(served) if is_index else describe_statistics(served, self._metrics)
         exchange.finish(responses.json_response(found))
 
+    def _metrics_response(self, path: bytes) -> HttpResponse:
+        if path.partition(b"?")[0].rstrip(b"/").decode("latin-1") == LOAD_PATH:
+            return HttpResponse(200, self._metrics.load().model_dump_json().encode())
+        return HttpResponse(200, self._metrics.render(), responses.METRICS)
+
     def _infer(self, exchange: HttpExchange, target: PathTarget, caller: str) -> None:
         looks_up = target.served is not None and target.served.joins
         if exchange.size > (LARGE_LOOKUP_BYTES if looks_up else LARGE_BODY_BYTES):
@@ -241,6 +259,9 @@ class Dispatcher:
     def _queue(self, exchange: HttpExchange, prediction: Prediction) -> None:
         if not exchange.cancelled:
             exchange.queued = prediction
+            if prediction.response is not None:
+                prediction.complete(None)
+                return
             try:
                 prediction.queue.submit(prediction)
             except FalajError as error:  # a full queue counts as an error of this version

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from math import isfinite, isnan, prod
 from typing import Any, NamedTuple
 
@@ -15,7 +16,7 @@ from falaj.errors import Fault, shorten
 from falaj.records.features import OnlineRow
 from falaj.records.serving import Datatype, MissingReason, ServedModel, Tensor
 from falaj.serving.dependencies import FeatureReader
-from falaj.serving.lookups import FeatureJoin, ViewColumns
+from falaj.serving.lookups import FeatureJoin, LookupMeter, ViewColumns
 from falaj.serving.signatures import MAX_FAULTS, invalid_request
 from falaj.serving.tensors import NUMPY
 
@@ -24,9 +25,13 @@ Array = npt.NDArray[Any]
 LISTED_GAPS = 50
 """Missing features that an answer or an error lists, by row and view."""
 
+REQUEST, NOT_GIVEN = "request", "not_given"
+"""Stand in the metrics for features of the request that it left out."""
+
 _EXPLAINED = {
     MissingReason.UNKNOWN_KEY: "which {view} does not have",
     MissingReason.EXPIRED: "whose features in {view} are older than its ttl",
+    MissingReason.STALE: "whose features in {view} are older than this endpoint allows",
     MissingReason.NULL: "whose value in {view} is null",
     MissingReason.NOT_ONLINE: "and {view} is not materialized with this feature",
 }
@@ -52,6 +57,10 @@ class JoinedRows:
         self.block: Array = np.empty((rows, join.width), kind)
         self.block[:] = join.defaults
         self.gaps: list[FeatureGap] = []
+        self.missing: Counter[tuple[str, str]] = Counter()
+        """Values without a value of their own, by view and reason."""
+        self.oldest: datetime | None = None
+        """The event time of the oldest row that was used."""
         self._required = _required(join, tensor)
         self._refused: list[FeatureGap] = []
         self._rows: set[int] = set()
@@ -60,8 +69,16 @@ class JoinedRows:
     def missing_rows(self) -> int:
         return len(self._rows)
 
+    @property
+    def age_s(self) -> float | None:
+        """Return the age of the oldest feature that was used; a clock that is behind makes none negative."""
+        if self.oldest is None:
+            return None
+        return max((datetime.now(UTC) - self.oldest).total_seconds(), 0.0)
+
     def add(self, gap: FeatureGap) -> None:
         self._rows.add(gap.row)
+        self.missing[gap.part.name, gap.reason.value] += len(gap.columns)
         if len(self.gaps) < LISTED_GAPS:
             self.gaps.append(gap)
         if len(self._refused) < LISTED_GAPS and not self._required.isdisjoint(gap.columns):
@@ -111,16 +128,25 @@ def has_model_input(given: Sequence[InputTensor], model: ServedModel) -> bool:
 
 
 def join_rows(
-    given: Sequence[InputTensor], join: FeatureJoin, tensor: Tensor, features: FeatureReader
+    given: Sequence[InputTensor],
+    join: FeatureJoin,
+    tensor: Tensor,
+    features: FeatureReader,
+    meter: LookupMeter | None = None,
 ) -> JoinedRows:
     """Return the model's input with a row per value of the request's inputs. Raise InvalidInput with all faults."""
     values = _read(given, join)
     joined = JoinedRows(join, len(next(iter(values.values()))), tensor)
     for part in join.views:
         _fill(joined, part, features, _keys(part, values))
+    if left_out := len(join.optional - values.keys()):
+        joined.missing[REQUEST, NOT_GIVEN] += left_out * len(joined.block)
+    if meter is not None:
+        meter.count(joined.missing, joined.age_s)
     joined.check()
     for name, column in join.passed:
-        joined.block[:, column] = values[name]
+        if name in values:
+            joined.block[:, column] = values[name]
     joined.block = joined.model_input()
     return joined
 
@@ -139,12 +165,17 @@ def _fill(joined: JoinedRows, part: ViewColumns, features: FeatureReader, keys: 
     known = {name: place for place, name in enumerate(found.features)}
     places = [(known.get(name), column) for name, column in zip(part.features, part.columns, strict=True)]
     rows = dict(zip(once, found.rows, strict=True))
+    fresh = None if part.max_age is None else datetime.now(UTC) - part.max_age
+    used = [at for row in rows.values() if (at := _used_time(row, fresh)) is not None]
+    if used:
+        joined.oldest = min(used) if joined.oldest is None else min(joined.oldest, *used)
     block = joined.block
     for number, key in enumerate(keys):
-        values = rows[key].values
+        row = rows[key]
+        is_stale = _is_before(row, fresh)
         gaps = None
         for place, column in places:
-            value = None if place is None else values[place]
+            value = None if place is None or is_stale else row.values[place]
             if value is not None:
                 block[number, column] = value
             elif gaps is None:
@@ -152,8 +183,21 @@ def _fill(joined: JoinedRows, part: ViewColumns, features: FeatureReader, keys: 
             else:
                 gaps.append(column)
         if gaps is not None:
-            reason = _reason(rows[key], found.oldest, is_online=all(place is not None for place, _ in places))
+            reason = _reason(row, found.oldest, is_online=all(place is not None for place, _ in places))
+            if is_stale and reason is not MissingReason.EXPIRED:
+                reason = MissingReason.STALE
             joined.add(FeatureGap(number, part, key, reason, tuple(gaps)))
+
+
+def _used_time(row: OnlineRow, fresh: datetime | None) -> datetime | None:
+    """Return the event time of a row that has a value to use."""
+    if _is_before(row, fresh) or all(value is None for value in row.values):
+        return None
+    return row.event_time
+
+
+def _is_before(row: OnlineRow, moment: datetime | None) -> bool:
+    return moment is not None and row.event_time is not None and row.event_time < moment
 
 
 def _reason(row: OnlineRow, oldest: datetime | None, *, is_online: bool) -> MissingReason:
@@ -186,7 +230,7 @@ def _read(given: Sequence[InputTensor], join: FeatureJoin) -> Mapping[str, Array
     faults += [
         Fault(where=f"input '{name}'", given="nothing", allowed="a key" if name in keys else "a feature")
         for name in wanted
-        if name not in named
+        if name not in named and name not in join.optional
     ]
     if not faults and len({len(array) for array in values.values()}) > 1:
         shown = ", ".join(f"{name} {len(array)}" for name, array in values.items())
@@ -208,7 +252,10 @@ def _values(tensor: InputTensor, *, is_key: bool) -> Array:
     count = prod(tensor.shape)
     if not count or tensor.shape[0] != count:
         raise ValueError(f"shape {tensor.shape}")
-    return read_values(tensor, datatype, count)
+    values = read_values(tensor, datatype, count)
+    if datatype is Datatype.BYTES and any(type(value) is bytes for value in values.tolist()):
+        raise ValueError("bytes that are not UTF-8")
+    return values
 
 
 def _keys(part: ViewColumns, values: Mapping[str, Array]) -> list[str]:

@@ -12,7 +12,8 @@ from falaj.errors import Conflict, InvalidInput, shorten
 from falaj.records.serving import Datatype, Tensor
 from falaj.serving.deployment_state import ServedEndpoint
 from falaj.serving.runtime.batch_queue import BatchQueue
-from falaj.serving.runtime.run_statistics import RunTotals, statistics_of
+from falaj.serving.runtime.metering import statistics_of
+from falaj.serving.runtime.run_statistics import RunTotals
 
 PLATFORM, BACKEND = "onnxruntime_onnx", "onnxruntime"
 """What Triton calls the engine of ONNX models."""
@@ -24,7 +25,7 @@ class IndexRequest(msgspec.Struct):
     ready: bool = False
 
 
-class LoadRequest(msgspec.Struct):
+class RepositoryLoad(msgspec.Struct):
     parameters: dict[str, msgspec.Raw] | None = None
 
 
@@ -134,7 +135,7 @@ def read_index_request(body: bytes) -> None:
 
 def require_plain_load(body: bytes, endpoint: str) -> None:
     """Raise InvalidInput if a request to load a model wants to change its configuration or files."""
-    parameters: Mapping[str, object] = _read(body, LoadRequest, "load").parameters or {}
+    parameters: Mapping[str, object] = _read(body, RepositoryLoad, "load").parameters or {}
     if parameters:
         given = shorten(", ".join(sorted(parameters)[:10]))
         raise InvalidInput(

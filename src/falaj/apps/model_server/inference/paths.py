@@ -16,7 +16,7 @@ from falaj.apps.model_server.inference.protocol import ResponseEncoder
 from falaj.apps.model_server.inference.row_encoding import RowEncoder, row_encoder
 from falaj.apps.model_server.metrics import ServerMetrics, VersionMetrics
 from falaj.records.serving import DYNAMIC, Datatype, ServedModel, Tensor
-from falaj.serving.dependencies import METRICS, PredictionSink
+from falaj.serving.dependencies import LOAD_PATH, METRICS, DurableSink, PredictionSink
 from falaj.serving.deployment_state import ServedEndpoint
 from falaj.version import VERSION
 
@@ -25,6 +25,7 @@ class PathKind(Enum):
     LIVE = auto()
     READY = auto()
     FIXED = auto()
+    MODEL_READY = auto()
     METRICS = auto()
     INFER = auto()
     STATISTICS = auto()
@@ -43,6 +44,8 @@ class VersionResponder(NamedTuple):
     next_id: Callable[[], str]
     rows: RowEncoder | None = None
     """Encodes responses of one row for whole batches, if the model allows."""
+    when_stored: Callable[[str, Callable[[bool], None]], None] | None = None
+    """Tells when a prediction is on disk, if predictions are logged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +67,10 @@ class PathTarget:
 
 
 UNKNOWN = PathTarget(PathKind.UNKNOWN)
-EXTENSIONS = ["binary_tensor_data", "model_configuration", "model_repository", "statistics"]
+EXTENSIONS = [
+    *("binary_tensor_data", "classification", "model_configuration", "model_repository"),
+    *("schedule_policy", "statistics"),
+]
 SERVER = {"name": "falaj", "version": VERSION, "extensions": EXTENSIONS}
 
 
@@ -79,16 +85,16 @@ def build_path_table(
         b"/metrics": PathTarget(PathKind.METRICS),
         b"/v2/models/stats": PathTarget(PathKind.ALL_STATISTICS),
         b"/v2/repository/index": PathTarget(PathKind.INDEX, b"POST"),
+        LOAD_PATH.encode(): PathTarget(PathKind.METRICS),
     }
     for name, found in served.items():
         known = found.endpoint.id or name
         responders = {
-            version: _responder(name, queue.model, metrics, partial(sink.next_id, known, version))
-            for version, queue in found.queues.items()
+            version: _responder(found, queue.model, metrics, sink) for version, queue in found.queues.items()
         }
         for called in dict.fromkeys((name, known)):
             path = f"/v2/models/{quote(called)}".encode()
-            for version in (None, *found.queues):
+            for version in (None, *found.answering):
                 start = path if version is None else path + f"/versions/{quote(version)}".encode()
                 paths |= _endpoint_paths(start, found, version, responders)
             start = f"/v2/repository/models/{quote(called)}".encode()
@@ -98,11 +104,16 @@ def build_path_table(
 
 
 def _responder(
-    name: str, model: ServedModel, metrics: ServerMetrics, next_id: Callable[[], str]
+    served: ServedEndpoint, model: ServedModel, metrics: ServerMetrics, sink: PredictionSink
 ) -> VersionResponder:
+    name, version = served.endpoint.name, model.version
     encoder = ResponseEncoder(name, model)
     return VersionResponder(
-        encoder, metrics.of_version(name, model.version), next_id, row_encoder(encoder, model)
+        encoder,
+        metrics.of_version(name, version),
+        partial(sink.next_id, served.endpoint.id or name, version),
+        row_encoder(encoder, model),
+        sink.when_stored if isinstance(sink, DurableSink) else None,
     )
 
 
@@ -112,13 +123,13 @@ def _endpoint_paths(
     name = served.endpoint.name
     queue = served.representative(version)
     model, inputs = queue.model, _request_inputs(served, queue.model)
-    versions = list(served.queues) if version is None else [version]
+    versions = list(served.answering) if version is None else [version]
     about = responses.json_response(_metadata(name, versions, model, inputs))
     config = responses.json_response(describe_config(name, queue, inputs, version=version))
     ready = responses.json_response({"name": name, "ready": True})
     return {
         start: PathTarget(PathKind.FIXED, endpoint=name, response=about),
-        start + b"/ready": PathTarget(PathKind.FIXED, endpoint=name, response=ready),
+        start + b"/ready": PathTarget(PathKind.MODEL_READY, endpoint=name, response=ready),
         start + b"/config": PathTarget(PathKind.FIXED, endpoint=name, response=config),
         start + b"/stats": PathTarget(PathKind.STATISTICS, endpoint=name, served=served, version=version),
         start + b"/infer": PathTarget(PathKind.INFER, b"POST", name, served, version, responders=responders),

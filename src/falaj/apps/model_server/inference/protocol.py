@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import numpy.typing as npt
 
+from falaj.apps.model_server.inference.classification import can_classify, classify
 from falaj.apps.model_server.inference.json_values import encode_values, has_words, mark_words, unmarked
 from falaj.errors import Fault, InvalidInput, TooLarge, shorten
-from falaj.records.serving import Datatype, ServedModel
+from falaj.records.serving import Datatype, ServedModel, Tensor
 from falaj.serving.signatures import invalid_request
 from falaj.serving.tensors import from_bytes, from_values, to_bytes
 
@@ -26,8 +27,10 @@ LONG_JSON_BYTES = 64 * 1024
 """Tensors of a longer text are counted before any of them is parsed."""
 TensorName = Annotated[str, msgspec.Meta(max_length=1024)]
 
-UNSUPPORTED = ("shared_memory_region", "classification")
+UNSUPPORTED = ("shared_memory_region",)
 """Extensions of the protocol that are not supported."""
+MAX_TIMEOUT_US = 3_600_000_000
+MAX_PRIORITY = 2**32
 
 
 MAX_ID_CHARACTERS = 256
@@ -71,10 +74,17 @@ class RequestOutline(msgspec.Struct):
     outputs: Annotated[list[msgspec.Raw], msgspec.Meta(max_length=MAX_TENSORS)] | None = None
 
 
-OutputSelection = tuple[tuple[int, bool], ...]
-"""The outputs of a response by number, and whether each is binary."""
+class OutputChoice(NamedTuple):
+    """An output of a response by number; `classes`: only as many of its highest values, as texts."""
 
-FLOATS = frozenset({Datatype.FP16, Datatype.FP32, Datatype.FP64})
+    number: int
+    is_binary: bool
+    classes: int = 0
+
+
+OutputSelection = tuple[OutputChoice, ...]
+
+FLOATS = frozenset({Datatype.FP16, Datatype.BF16, Datatype.FP32, Datatype.FP64})
 
 _read = msgspec.json.Decoder(InferRequest).decode
 _outline = msgspec.json.Decoder(RequestOutline).decode
@@ -84,7 +94,7 @@ _kinds: dict[Datatype, type] = {
     for kind, names in {
         bool: ["BOOL"],
         str: ["BYTES"],
-        float: ["FP16", "FP32", "FP64"],
+        float: ["FP16", "BF16", "FP32", "FP64"],
         int: ["INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32", "UINT64"],
     }.items()
     for datatype in map(Datatype, names)
@@ -216,7 +226,7 @@ def select_outputs(request: InferRequest, model: ServedModel) -> OutputSelection
     """Return the requested outputs, by default all, and whether each is binary."""
     binary = bool(request.parameters and request.parameters.get("binary_data_output"))
     if not request.outputs:
-        return tuple((number, binary) for number in range(len(model.outputs)))
+        return tuple(OutputChoice(number, binary) for number in range(len(model.outputs)))
     numbers = {tensor.name: number for number, tensor in enumerate(model.outputs)}
     allowed = f"the outputs {', '.join(map(str, model.outputs))}"
     faults = [
@@ -227,15 +237,44 @@ def select_outputs(request: InferRequest, model: ServedModel) -> OutputSelection
     selection = []
     for wanted in request.outputs:
         parameters = wanted.parameters or {}
+        where, number = f"output '{shorten(wanted.name)}'", numbers.get(wanted.name)
         unsupported = [name for name in UNSUPPORTED if name in parameters]
-        if wanted.name not in numbers or unsupported:
+        if number is None or unsupported:
             given = f"{unsupported[0]}, which is not supported" if unsupported else "an unknown name"
-            faults.append(Fault(where=f"output '{shorten(wanted.name)}'", given=given, allowed=allowed))
-        else:
-            selection.append((numbers[wanted.name], bool(parameters.get("binary_data", binary))))
+            faults.append(Fault(where=where, given=given, allowed=allowed))
+            continue
+        classes = parameters.get("classification", 0)
+        if "classification" in parameters and not _is_class_count(classes, model.outputs[number]):
+            given = f"classification {shorten(classes)} of {model.outputs[number].datatype}"
+            faults.append(
+                Fault(where=where, given=given, allowed="a number of classes from 1, of an output of numbers")
+            )
+            continue
+        is_binary = bool(parameters.get("binary_data", binary))
+        selection.append(OutputChoice(number, is_binary, int(classes or 0)))
     if faults:
         raise invalid_request(faults)
     return tuple(selection)
+
+
+def _is_class_count(value: object, tensor: Tensor) -> bool:
+    return type(value) is int and 1 <= value < 2**31 and can_classify(tensor)
+
+
+def read_schedule(request: InferRequest) -> tuple[int, float | None]:
+    """Return the priority of a request, and the seconds after which it is no longer wanted, if it says so."""
+    parameters = request.parameters or {}
+    priority, timeout_us = parameters.get("priority", 0), parameters.get("timeout", 0)
+    faults = []
+    if type(priority) is not int or not 0 <= priority < MAX_PRIORITY:
+        allowed = "a whole number: 1 is the highest, 0 the default"
+        faults.append(Fault(where="parameter 'priority'", given=shorten(priority), allowed=allowed))
+    if type(timeout_us) is not int or not 0 <= timeout_us <= MAX_TIMEOUT_US:
+        allowed = f"microseconds, from 1 to {MAX_TIMEOUT_US}; 0: no limit"
+        faults.append(Fault(where="parameter 'timeout'", given=shorten(timeout_us), allowed=allowed))
+    if faults or type(priority) is not int or type(timeout_us) is not int:
+        raise invalid_request(faults)
+    return priority, timeout_us / 1e6 if timeout_us else None
 
 
 class ResponseEncoder:
@@ -243,13 +282,12 @@ class ResponseEncoder:
 
     def __init__(self, endpoint: str, model: ServedModel) -> None:
         self._model = model
-        self._all: OutputSelection = tuple((number, False) for number in range(len(model.outputs)))
+        self._all = tuple(OutputChoice(number, False) for number in range(len(model.outputs)))
         self._shapes: dict[tuple[int, ...], bytes] = {}
         start = _encode({"model_name": endpoint, "model_version": model.version})
         self._start = start[:-1]
         self._tensors = [
-            (tensor.datatype, _encode({"name": tensor.name, "datatype": tensor.datatype})[:-1] + b',"shape":')
-            for tensor in model.outputs
+            (tensor.datatype, _tensor_head(tensor.name, tensor.datatype)) for tensor in model.outputs
         ]
 
     def selection(self, request: InferRequest) -> OutputSelection:
@@ -281,9 +319,12 @@ class ResponseEncoder:
         if notes:
             start = start + b',"parameters":{%b}' % notes
         parts, blocks = [], []
-        for number, binary in selection:
+        for number, binary, classes in selection:
             datatype, head = self._tensors[number]
             array = outputs[number]
+            if classes:
+                array, datatype = classify(array, self._model.outputs[number], classes), Datatype.BYTES
+                head = _tensor_head(self._model.outputs[number].name, datatype)
             if binary:
                 block = to_bytes(array, datatype)
                 blocks.append(block)
@@ -301,7 +342,12 @@ class ResponseEncoder:
         return self._shapes.setdefault(shape, _encode(shape))
 
 
-def encode_parameters(parameters: dict[str, str | int]) -> bytes:
+def _tensor_head(name: str, datatype: Datatype) -> bytes:
+    head: bytes = _encode({"name": name, "datatype": datatype})
+    return head[:-1] + b',"shape":'
+
+
+def encode_parameters(parameters: Mapping[str, str | int | float]) -> bytes:
     """Return parameters of a response without their braces."""
     encoded: bytes = _encode(parameters)
     return encoded[1:-1]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from falaj.apps.model_server.inference.protocol import OutputSelection, ResponseEncoder
+from falaj.apps.model_server.inference.protocol import OutputChoice, OutputSelection, ResponseEncoder
 from falaj.records.serving import DYNAMIC, Datatype, ServedModel
 from falaj.serving.tensors import NUMPY
 
@@ -17,7 +17,7 @@ Array = npt.NDArray[Any]
 MARK = "00000000-prediction"
 """Stands for the id of a prediction while the text around it is found."""
 DATA, END = b'"data":[', b"]}]}"
-ALL: OutputSelection = ((0, False),)
+ALL: OutputSelection = (OutputChoice(0, False),)
 MAX_ROW_VALUES = 64
 """Values of a row; the text of longer ones costs far more than what is around it."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from falaj.apps.model_server.inference.shadow import ShadowRunner
 from falaj.apps.model_server.metrics import ServerMetrics, VersionMetrics
 from falaj.apps.model_server.platform.recorder import PredictionRecorder, PredictionSource, VersionKey
 from falaj.assembly.model_server import read_online
@@ -15,7 +16,7 @@ from falaj.monitoring.windows.collector import Collector
 from falaj.monitoring.windows.delivery import Delivery
 from falaj.records.features import OnlineRows
 from falaj.records.monitoring.monitors import WindowRecord
-from falaj.records.serving import LoadProblem, ServedFile, VersionCounts
+from falaj.records.serving import LoadProblem, ServedFile, ShadowCounts, VersionCounts
 from falaj.serving.runtime.engine import ModelEngine
 from falaj.serving.runtime.loading import open_model
 from falaj.serving.runtime.worker import WorkerStarter
@@ -76,9 +77,11 @@ class PlatformClient:
         with acting_as(self._account):
             self._services.endpoints.report(endpoint, problems=problems)
 
-    def report(self, endpoint: str, counts: tuple[VersionCounts, ...]) -> None:
+    def report(
+        self, endpoint: str, counts: tuple[VersionCounts, ...], shadows: tuple[ShadowCounts, ...] = ()
+    ) -> None:
         with acting_as(self._account):
-            self._services.endpoints.report(endpoint, counts=counts)
+            self._services.endpoints.report(endpoint, counts=counts, shadows=shadows)
 
     def deliver_windows(self) -> None:
         """Deliver the sketches since the last call to monitoring; windows that fail are retried on the next call."""
@@ -98,8 +101,10 @@ class CountReporter:
         metrics: ServerMetrics,
         log: PredictionRecorder,
         names: Callable[[], Mapping[str, str]],
+        shadows: ShadowRunner,
     ) -> None:
         """`names` returns the ids of endpoints by their names in paths."""
+        self._shadows = shadows
         self._client = client
         self._metrics = metrics
         self._log = log
@@ -114,11 +119,21 @@ class CountReporter:
             own = {version: total for (of, version), total in totals.items() if of == name}
             new = [self._since(name, ident, total) for total in own.values()]
             changed = tuple(each for each in new if each.requests or each.lost)
+            self._report_shadows(ident)
             if changed:
                 self._client.report(ident, changed)
                 for each in changed:
                     self._reported[name, each.version] = own[each.version]
                     self._lost[ident, each.version] = self._lost.get((ident, each.version), 0) + each.lost
+
+    def _report_shadows(self, ident: str) -> None:
+        found = self._shadows.take_counts(ident)
+        if found:
+            try:
+                self._client.report(ident, (), tuple(found))
+            except Exception:
+                self._shadows.give_back(ident, found)
+                raise
 
     def _totals(self) -> dict[VersionKey, VersionCounts]:
         """Return all counts by endpoint name and version."""

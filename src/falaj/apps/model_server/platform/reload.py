@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 from falaj.apps.model_server.platform.admission import GateAdmission
+from falaj.apps.model_server.platform.load_retries import LoadRetries
 from falaj.apps.model_server.platform.recorder import PredictionRecorder, PredictionSource, VersionKey
 from falaj.apps.model_server.server import ModelServer
 from falaj.errors import FalajError, KeyUnavailable, ResidencyDenied
@@ -17,7 +18,16 @@ from falaj.governance import objects
 from falaj.governance.policy.epochs import current_epoch
 from falaj.ports.metadata import Database, Transaction
 from falaj.records.governance.objects import StoredObject
-from falaj.records.serving import DeployedEndpoint, Deployment, Endpoint, LoadProblem, Route, ServedFile
+from falaj.records.serving import (
+    SHADOW,
+    DeployedEndpoint,
+    Deployment,
+    Endpoint,
+    LoadProblem,
+    Route,
+    ServedFile,
+    ServedRoute,
+)
 from falaj.serving import store
 from falaj.serving.dependencies import LoadVersion
 from falaj.serving.lookups import feature_names
@@ -26,8 +36,6 @@ from falaj.serving.service import endpoint_path
 T = TypeVar("T")
 
 POLL_S = 0.2
-RETRY_S = 10.0
-"""Seconds before loading a failed version is retried."""
 
 RequireServable = Callable[[Transaction, StoredObject, DeployedEndpoint], None]
 """Raises if a version may no longer be served for an endpoint."""
@@ -50,6 +58,8 @@ class DesiredEndpoint:
     files: dict[str, ServedFile]
     problems: dict[str, str]
     barred: set[str]
+    errors: dict[str, FalajError] = field(default_factory=dict)
+    """Why a version without a file has none."""
 
 
 @dataclass
@@ -63,8 +73,11 @@ class DeploymentReloader:
     versions: LoadVersion
     report_problems: ReportProblems
     servable: RequireServable
+    clock: Callable[[], float] = time.monotonic
+    loaded: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when what is deployed was loaded for the first time, as far as it can be."""
+    _retries: LoadRetries = field(default_factory=LoadRetries)
     _known: tuple[int, int] = (-1, -1)
-    _retry_at: float = float("inf")
     _serving: dict[str, tuple[Endpoint, dict[str, ServedFile]]] = field(default_factory=dict)
     _reported: dict[VersionKey, str | None] = field(default_factory=dict)
 
@@ -78,9 +91,10 @@ class DeploymentReloader:
                 known = await asyncio.to_thread(
                     self._read, lambda tx: (store.revision(tx), current_epoch(tx))
                 )
-                if known != self._known or time.monotonic() >= self._retry_at:
+                if known != self._known or self.clock() >= self._retries.next_at:
                     await self.sync()
                     self._known = known
+                    self.loaded.set()
             except Exception:
                 _log.exception("reading the deployment failed; retrying")
             await asyncio.sleep(POLL_S)
@@ -108,8 +122,7 @@ class DeploymentReloader:
         self.admission.endpoints = {endpoint.name: str(endpoint.id) for endpoint in endpoints}
         await self.server.apply(Deployment(models=tuple(files), endpoints=endpoints))
         self._serving = serving
-        failing = any(each.problems for each in desired)
-        self._retry_at = time.monotonic() + RETRY_S if failing else float("inf")
+        self._retries.keep({(each.deployed.id, version) for each in desired for version in each.problems})
         await asyncio.to_thread(self._report_changes, desired)
 
     def _previous(self, desired: DesiredEndpoint) -> tuple[Endpoint, dict[str, ServedFile]] | None:
@@ -120,17 +133,32 @@ class DeploymentReloader:
     async def _loaded(self, desired: DesiredEndpoint) -> tuple[Endpoint, dict[str, ServedFile]] | None:
         """Return the endpoint with its loadable versions; None if none of them has a weight."""
         files = {}
+        for version, error in desired.errors.items():
+            self._failed(desired, version, error)
         for version, file in desired.files.items():
+            known = self._retries.problem(*self._wanted(desired, version), self.clock())
+            if known is not None:
+                desired.problems[version] = known
+                continue
             try:
                 await self.server.prepare(file, desired.endpoint)
                 files[version] = file
             except FalajError as error:
-                desired.problems[version] = str(error)
-                _log.error("%s@%s is not served: %s", file.model, version, error)
+                self._failed(desired, version, error)
         routes = tuple(route for route in desired.endpoint.routes if route.version in files)
         if not any(route.weight for route in routes):
             return None
         return desired.endpoint.model_copy(update={"routes": routes}), files
+
+    def _wanted(self, desired: DesiredEndpoint, version: str) -> tuple[VersionKey, Hashable]:
+        """Return the key of a version, and what has to change before a permanent failure is tried again."""
+        wanted = desired.files.get(version), desired.deployed.changed_at
+        return (desired.deployed.id, version), wanted
+
+    def _failed(self, desired: DesiredEndpoint, version: str, error: FalajError) -> None:
+        desired.problems[version] = str(error)
+        if self._retries.failed(*self._wanted(desired, version), error, self.clock()):
+            _log.error("%s@%s is not served: %s", desired.endpoint.model, version, error)
 
     def _report_changes(self, desired: Sequence[DesiredEndpoint]) -> None:
         """Report versions whose problems have changed."""
@@ -163,23 +191,25 @@ class DeploymentReloader:
         files: dict[str, ServedFile] = {}
         problems: dict[str, str] = {}
         barred: set[str] = set()
+        errors: dict[str, FalajError] = {}
         for route in deployed.routes:
             try:
                 files[route.version] = self._file(tx, route.id, route.version, deployed)
-            except (ResidencyDenied, KeyUnavailable) as error:
-                problems[route.version] = str(error)
-                barred.add(route.version)
             except FalajError as error:
+                errors[route.version] = error
                 problems[route.version] = str(error)
+                if isinstance(error, ResidencyDenied | KeyUnavailable):
+                    barred.add(route.version)
         models = {file.model for file in files.values()}
         endpoint = Endpoint(
             id=deployed.id,
             name=endpoint_path(objects.by_id(tx, deployed.workspace), deployed.name),
             model=models.pop() if models else deployed.model,
-            routes=tuple(Route(version=route.version, weight=route.weight) for route in deployed.routes),
+            routes=tuple(_route(route) for route in deployed.routes),
             lookup=deployed.lookup,
+            sticky=deployed.sticky,
         )
-        return DesiredEndpoint(deployed, endpoint, files, problems, barred)
+        return DesiredEndpoint(deployed, endpoint, files, problems, barred, errors)
 
     def _file(self, tx: Transaction, ident: str, number: str, served: DeployedEndpoint) -> ServedFile:
         """Return the model file of a version. Raise unless it exists, is signed and may still be served."""
@@ -190,6 +220,10 @@ class DeploymentReloader:
         self.servable(tx, found, served)
         name = endpoint_path(objects.by_id(tx, found.workspace), version.name)
         return ServedFile(model=name, version=number, registered=found.id, features=feature_names(version))
+
+
+def _route(route: ServedRoute) -> Route:
+    return Route.model_validate(route.model_dump(exclude={"id", "problem"}))
 
 
 def _sources(
@@ -203,4 +237,5 @@ def _sources(
         for version, file in files.items():
             features = lookup.features if lookup is not None and lookup.features else file.features
             found[ident, version] = PredictionSource(str(file.registered), views, features)
+            found[ident, version + SHADOW] = found[ident, version]
     return found

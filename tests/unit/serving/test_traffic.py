@@ -1,0 +1,302 @@
+"""Which version answers: sticky keys, weights, header override and fallback."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from math import erfc, sqrt
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from onnx import helper
+
+from falaj.records.serving import Deployment, Route
+from falaj.serving.routing import WeightedRouter
+from model_servers import RawClient, RunningServer, constant, deployment, model, request, serving
+
+
+def router(*weights: int, name: str = "churn") -> WeightedRouter:
+    return WeightedRouter(
+        [Route(version=str(number), weight=weight) for number, weight in enumerate(weights, 1)], name=name
+    )
+
+
+def moved(one: WeightedRouter, other: WeightedRouter, keys: range) -> Counter[tuple[str, str]]:
+    pairs = ((one.choose(f"k{key}"), other.choose(f"k{key}")) for key in keys)
+    return Counter(pair for pair in pairs if pair[0] != pair[1])
+
+
+# ------------------------------------------------------------------------------------------- sticky keys
+
+
+@pytest.mark.parametrize("weights", [(90, 10), (1, 1), (50, 30, 20), (999, 1), (100, 0, 100)])
+def test_the_shares_of_many_keys_are_those_of_the_weights(weights: tuple[int, ...]) -> None:
+    chooses, total, keys = router(*weights), sum(weights), 50_000
+
+    found = Counter(chooses.choose(f"customer-{key}") for key in range(keys))
+
+    for number, weight in enumerate(weights, 1):
+        share = weight / total
+        assert abs(found[str(number)] / keys - share) <= 4 * sqrt(share * (1 - share) / keys)
+
+
+def test_a_key_gets_the_same_version_in_every_process() -> None:
+    code = (
+        "from falaj.serving.routing import WeightedRouter; from falaj.records.serving import Route\n"
+        "r = WeightedRouter([Route(version='1', weight=70), Route(version='2', weight=30)], name='churn')\n"
+        "print(''.join(r.choose(f'k{n}') for n in range(300)))"
+    )
+
+    other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+
+    here = "".join(router(70, 30).choose(f"k{number}") for number in range(300))
+    assert other.strip() == here
+    assert here.startswith("1111212111111212112211")
+
+
+def test_as_few_keys_as_possible_move_when_weights_change() -> None:
+    keys = range(20_000)
+
+    grown = moved(router(90, 10), router(80, 20), keys)
+    added = moved(router(50, 50, 0), router(40, 40, 20), keys)
+    scaled = moved(router(90, 10), router(9, 1), keys)
+
+    assert set(grown) == {("1", "2")}
+    assert abs(sum(grown.values()) / len(keys) - 0.10) < 0.01
+    assert {pair[1] for pair in added} == {"3"}
+    assert abs(sum(added.values()) / len(keys) - 0.20) < 0.015
+    assert not scaled
+
+
+def test_equal_versions_show_no_difference_in_an_a_a_test() -> None:
+    """Outcomes that depend on nothing but the key: of 400 A/A tests, about 5 % are significant at 5 %."""
+    significant = 0
+    for number in range(400):
+        chooses, chance = router(50, 50, name=f"endpoint-{number}"), random.Random(number)
+        outcomes: dict[str, list[float]] = {"1": [], "2": []}
+        for key in range(300):
+            outcomes[chooses.choose(f"customer-{key}")].append(chance.gauss(0, 1))
+        one, two = outcomes["1"], outcomes["2"]
+        apart = sum(one) / len(one) - sum(two) / len(two)
+        significant += erfc(abs(apart) / sqrt(1 / len(one) + 1 / len(two)) / sqrt(2)) < 0.05
+
+    assert 6 <= significant <= 36  # 20 are expected; 4 standard deviations to each side
+
+
+def test_endpoints_divide_the_same_keys_independently() -> None:
+    one, two = router(50, 50, name="one"), router(50, 50, name="two")
+
+    both = Counter((one.choose(f"k{n}"), two.choose(f"k{n}")) for n in range(20_000))
+
+    assert all(abs(count / 20_000 - 0.25) < 0.015 for count in both.values())
+
+
+@given(st.text(min_size=1), st.lists(st.integers(0, 1000), min_size=2, max_size=6).filter(any))
+def test_every_key_gets_a_version_with_a_weight(key: str, weights: list[int]) -> None:
+    chosen = router(*weights).choose(key)
+
+    assert weights[int(chosen) - 1] > 0
+
+
+# --------------------------------------------------------------------------------------------- requests
+
+
+def picky(path: Path) -> Path:
+    """Write a model that fails where its input is not a valid index, after its rows were checked."""
+    weights = {"table": np.arange(2, dtype="int64")}
+    nodes = [helper.make_node("Gather", ["table", "x"], ["y"])]
+    onnx.save(model(nodes, {"x": ["n"]}, {"y": ["n"]}, weights=weights), path)
+    return path
+
+
+def doubling(path: Path) -> Path:
+    onnx.save(model([helper.make_node("Add", ["x", "x"], ["y"])], {"x": ["n"]}, {"y": ["n"]}), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    folder = tmp_path_factory.mktemp("models")
+    names = ("header", "parameter", "input", "shaded")
+    files = [(name, v, constant(folder / f"{v}.onnx", float(v))) for name in names for v in "123"]
+    files += [("frail", "1", picky(folder / "picky.onnx")), ("frail", "2", doubling(folder / "d.onnx"))]
+    wanted = deployment(*files, weights={"1": 50, "2": 50, "3": 0})
+    sticky = {"header": "header", "parameter": "parameter:customer", "input": "input:x"}
+    shaded = (Route(version="1"), Route(version="2", weight=0), Route(version="3", weight=0, shadow=100))
+    frail = (Route(version="1"), Route(version="2", weight=0, fallback=True))
+    routes = {"shaded": shaded, "frail": frail}
+    endpoints = [
+        each.model_copy(
+            update={"sticky": sticky.get(each.name), "routes": routes.get(each.name, each.routes)}
+        )
+        for each in wanted.endpoints
+    ]
+    with serving(Deployment(models=wanted.models, endpoints=tuple(endpoints))) as running:
+        yield running
+
+
+@pytest.fixture
+def client(server: RunningServer) -> Iterator[RawClient]:
+    with RawClient(server.port) as made:
+        yield made
+
+
+def rows(*values: float, **more: Any) -> bytes:
+    data = [each for value in values for each in (value, value)]
+    tensor = {"name": "x", "shape": [len(values), 2], "datatype": "FP32", "data": data}
+    return json.dumps({"inputs": [tensor], **more}).encode()
+
+
+def whole(*values: int) -> bytes:
+    tensor = {"name": "x", "shape": [len(values)], "datatype": "INT64", "data": values}
+    return json.dumps({"inputs": [tensor]}).encode()
+
+
+def ask(client: RawClient, name: str, body: bytes, *, path: str = "", **headers: str) -> tuple[int, Any]:
+    sent = request(path=f"/v2/models/{name}{path}/infer", body=body, **headers)
+    status, _, answer = client.ask(sent)
+    return status, json.loads(answer)
+
+
+def version(client: RawClient, name: str, body: bytes, **headers: str) -> str:
+    status, answer = ask(client, name, body, **headers)
+    assert status == 200, answer
+    return str(answer["model_version"])
+
+
+def test_one_key_gets_one_version_wherever_it_is(client: RawClient) -> None:
+    def of(key: int) -> list[set[str]]:
+        return [
+            {version(client, "header", rows(1), Falaj_Key=f"{key}") for _ in range(3)},
+            {version(client, "parameter", rows(1, parameters={"customer": key})) for _ in range(3)},
+            {version(client, "input", rows(key, key)) for _ in range(3)},
+        ]
+
+    found = [of(key) for key in range(20)]
+
+    assert all(len(each) == 1 for every in found for each in every)
+    for place in range(3):
+        assert {next(iter(every[place])) for every in found} == {"1", "2"}
+
+
+def test_a_number_is_the_same_key_in_every_type(client: RawClient) -> None:
+    for key in range(20):
+        spelled = [key, float(key), str(key)]
+
+        found = {version(client, "parameter", rows(1, parameters={"customer": each})) for each in spelled}
+
+        assert len(found) == 1
+
+
+def test_requests_without_the_key_are_divided_by_id_or_by_turns(client: RawClient) -> None:
+    by_id = {version(client, "header", rows(1, id="order-7")) for _ in range(6)}
+    by_turns = Counter(version(client, "header", rows(1)) for _ in range(10))
+
+    assert len(by_id) == 1
+    assert by_turns == {"1": 5, "2": 5}
+
+
+def test_rows_with_several_keys_are_refused(client: RawClient) -> None:
+    status, answer = ask(client, "input", rows(1, 2))
+
+    assert status == 400
+    assert "several keys: 1, 2, allowed one" in answer["error"]
+
+
+@pytest.mark.parametrize(
+    ("name", "body", "headers"),
+    [
+        ("header", rows(1), {"Falaj_Key": "k" * 1025}),
+        ("parameter", rows(1, parameters={"customer": "k" * 1025}), {}),
+        (
+            "input",
+            b'{"inputs": [{"name": "x", "shape": [99999, 99999], "datatype": "FP32", "data": []}]}',
+            {},
+        ),
+        ("input", b'{"inputs": [{"name": "x", "shape": [-1, -2], "datatype": "FP32", "data": [1, 2]}]}', {}),
+        ("input", b'{"inputs": [{"name": "x", "shape": [1, 2], "datatype": "FP99", "data": [1, 2]}]}', {}),
+        ("input", b'{"inputs": [{"name": "x", "shape": [1, 2], "datatype": "FP32", "data": "x"}]}', {}),
+    ],
+)
+def test_keys_that_cannot_be_are_refused(
+    client: RawClient, name: str, body: bytes, headers: dict[str, str]
+) -> None:
+    status, answer = ask(client, name, body, **headers)
+
+    assert (status, answer["code"]) == (400, "input.invalid")
+
+
+def test_a_header_names_the_version_also_with_weight_0(client: RawClient) -> None:
+    chosen = [version(client, "header", rows(1), Falaj_Version=each) for each in "123"]
+    with_path = ask(client, "header", rows(1), path="/versions/2", Falaj_Version="2")
+
+    assert chosen == ["1", "2", "3"]
+    assert with_path[0] == 200
+
+
+def test_a_header_names_routed_versions_only(client: RawClient) -> None:
+    unknown = ask(client, "header", rows(1), Falaj_Version="9")
+    other = ask(client, "header", rows(1), path="/versions/1", Falaj_Version="2")
+    twice = ask(client, "header", rows(1), Falaj_Version="1\r\nFalaj-Version: 2")
+
+    assert unknown[0] == 404
+    assert "given '9', allowed a routed version of header: 1, 2, 3" in unknown[1]["error"]
+    assert (other[0], twice[0]) == (400, 400)
+
+
+def test_a_shadow_never_answers(client: RawClient) -> None:
+    about = json.loads(client.ask(request("GET", "/v2/models/shaded"))[2])
+
+    assert about["versions"] == ["1", "2"]
+    assert ask(client, "shaded", rows(1), Falaj_Version="3")[0] == 404
+    assert ask(client, "shaded", rows(1), path="/versions/3")[0] == 404
+
+
+# --------------------------------------------------------------------------------------------- fallback
+
+
+def test_the_fallback_answers_where_the_chosen_version_fails(client: RawClient) -> None:
+    fine = ask(client, "frail", whole(1))
+    failed = ask(client, "frail", whole(7))
+
+    assert (fine[1]["model_version"], "parameters" in fine[1]) == ("1", False)
+    assert (failed[0], failed[1]["model_version"], failed[1]["outputs"][0]["data"]) == (200, "2", [14])
+    assert failed[1]["parameters"] == {"fallback_from": "1", "fallback_reason": "input.invalid"}
+    metrics = client.ask(request("GET", "/metrics"))[2].decode()
+    assert 'falaj_serving_fallbacks_total{endpoint="frail",reason="input.invalid",version="1"} 1.0' in metrics
+    assert 'falaj_serving_requests_total{endpoint="frail",status="400",version="1"} 1.0' in metrics
+
+
+def test_a_version_that_was_asked_for_has_no_fallback(client: RawClient) -> None:
+    assert ask(client, "frail", whole(7), Falaj_Version="1")[0] == 400
+    assert ask(client, "frail", whole(7), path="/versions/1")[0] == 400
+
+
+def test_an_overloaded_version_has_a_fallback(
+    client: RawClient, server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from falaj.errors import Unavailable
+    from falaj.serving.runtime.batch_queue import BatchQueue
+
+    plain = BatchQueue.submit
+
+    def full(self: BatchQueue, request: Any) -> None:
+        if (self.model.name, self.model.version) == ("frail", "1"):
+            raise Unavailable("the queue is full")
+        plain(self, request)
+
+    monkeypatch.setattr(BatchQueue, "submit", full)
+
+    status, answer = ask(client, "frail", whole(1))
+
+    assert (status, answer["model_version"]) == (200, "2")
+    assert answer["parameters"]["fallback_reason"] == "service.unavailable"
