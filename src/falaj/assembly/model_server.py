@@ -49,6 +49,10 @@ class LocalModelServer:
         found = self._home.platform().get("models")
         return None if found is None else str(found)
 
+    def grpc_address(self) -> str | None:
+        found = self._home.platform().get("models_grpc")
+        return None if found is None else str(found)
+
     def problem(self) -> str | None:
         found = self._home.platform().get("models_problem")
         return None if found is None else str(found)

@@ -64,6 +64,7 @@ async def serve(
     *,
     ready: Callable[[str], None],
     until: Callable[[], Awaitable[object]],
+    grpc: socket.socket | None = None,
     start_log: StartLog | None = None,
 ) -> None:
     """Serve the platform's endpoints until `until` returns; then have the prediction log store everything.
@@ -73,6 +74,8 @@ async def serve(
     async with running_server(platform, start_log=start_log) as running:
         await running.server.start(listener, tls=running.tls)
         await running.server.start_internal(inner.socket, secret=inner.secret)
+        if grpc is not None:
+            running.server.accept_grpc(grpc, tls=running.tls)
         ready(url_of(listener, secure=running.tls is not None))
         await until()
 
@@ -158,6 +161,7 @@ async def serve_replica(
             server.metrics.peers = ReplicaMetrics(platform.home.replica_metrics, facts.name)
         accept: dict[str, Accept] = {
             "http": partial(server.accept, tls=running.tls),
+            "grpc": partial(server.accept_grpc, tls=running.tls),
             "local": partial(server.accept_internal, secret=local_secret(platform.home)),
         }
         sockets, channel = SharedSockets(facts.sockets, accept), ParentChannel(facts.reports)

@@ -28,6 +28,20 @@ class ResponseQueue(Protocol):
     def holds(self, exchange: HttpExchange, size: int) -> bool: ...
 
 
+class InferenceExchange(Protocol):
+    """A request for inference as its prediction sees it, whatever protocol it came by."""
+
+    began: float
+    size: int
+    queued: QueuedRequest | None
+    trace: RequestTrace | None
+
+    @property
+    def cancelled(self) -> bool: ...
+    def header(self, name: bytes) -> bytes | None: ...
+    def finish(self, response: HttpResponse) -> None: ...
+
+
 class HttpExchange:
     """A complete request, and its response once there is one."""
 

@@ -13,7 +13,7 @@ import msgspec
 import numpy.typing as npt
 
 from falaj.apps.model_server.http import responses
-from falaj.apps.model_server.http.exchange import HttpExchange
+from falaj.apps.model_server.http.exchange import HttpExchange, InferenceExchange
 from falaj.apps.model_server.http.responses import BYTES, JSON, HttpResponse
 from falaj.apps.model_server.inference.body_templates import BodyTemplate, kept_body
 from falaj.apps.model_server.inference.feature_lookup import JoinedRows, has_model_input, join_rows
@@ -70,7 +70,7 @@ class Prediction:
 
     def __init__(
         self,
-        exchange: HttpExchange,
+        exchange: InferenceExchange,
         queue: BatchQueue,
         inputs: Sequence[Array],
         request_facts: tuple[str, str, str],
@@ -101,7 +101,7 @@ class Prediction:
     def for_version(self, queue: BatchQueue) -> Prediction:
         """Return the same request for a version with the same inputs and outputs."""
         facts, selection = self.request_facts, self.selection
-        made = Prediction(self.exchange, queue, self.inputs, facts, self._responders, selection, self.notes)
+        made = type(self)(self.exchange, queue, self.inputs, facts, self._responders, selection, self.notes)
         made.priority, made.deadline = self.priority, self.deadline
         made.is_logged_first = self.is_logged_first
         return made
@@ -159,9 +159,7 @@ class Prediction:
             return
         response = self.response
         if error is not None or response is None:
-            response = responses.error_response(
-                error or Internal("internal error: the model returned no outputs")
-            )
+            response = self._failure(error or Internal("internal error: the model returned no outputs"))
         first = self.inputs[0]
         rows, metrics = len(first) if first.ndim else 1, self._responder.metrics
         metrics.count(response.status, time.perf_counter() - self.exchange.began, rows=rows)
@@ -172,6 +170,9 @@ class Prediction:
             when_stored(self.name, partial(self._logged, response))
         else:
             self.exchange.finish(response)
+
+    def _failure(self, error: FalajError) -> HttpResponse:
+        return responses.error_response(error)
 
     def _logged(self, response: HttpResponse, is_stored: bool) -> None:
         """Send a response that has waited for the log; it says so if the prediction is on disk."""
@@ -193,14 +194,7 @@ def prepare(exchange: HttpExchange, target: PathTarget, caller: str, features: F
             return Prediction(exchange, kept.queue, (array,), facts, target.responders, kept.selection, b"")
     json_bytes = exchange.json_bytes
     request = read_request(body, json_bytes)
-    made = prepare_request(
-        exchange,
-        target,
-        caller,
-        features,
-        request,
-        again=lambda other: prepare(exchange, replace(target, version=other), caller, features),
-    )
+    made = prepare_request(request, exchange, target, caller, features)
     if repeated is not None and served.joins.get(made.queue.model.version) is None:
         found = kept_body(body, json_bytes, request, target, made.queue, made.selection)
         repeated.bodies[:] = [] if found is None else [found]
@@ -208,16 +202,19 @@ def prepare(exchange: HttpExchange, target: PathTarget, caller: str, features: F
 
 
 def prepare_request(
-    exchange: HttpExchange,
+    request: InferRequest,
+    exchange: InferenceExchange,
     target: PathTarget,
     caller: str,
     features: FeatureReader,
-    request: InferRequest,
     *,
-    again: Callable[[str], Prediction],
     make: Callable[..., Prediction] = Prediction,
+    again: Callable[[str], Prediction] | None = None,
 ) -> Prediction:
-    """Choose the version of a parsed request, and check its tensors. `again` prepares it for another version."""
+    """Check a request, whatever protocol it came by, and decide which version answers it. Raise InvalidInput.
+
+    `again` prepares it for another version; by default as it is.
+    """
     served = target.served
     if served is None:
         raise NotFound("unknown endpoint")
@@ -243,7 +240,15 @@ def prepare_request(
     if exchange.trace is not None:
         exchange.trace.version, exchange.trace.prepared = version, time.perf_counter_ns()
     if served.fallback is not None and named is None:
-        made.fallback = Fallback(served, again)
+        made.fallback = Fallback(
+            served,
+            again
+            or (
+                lambda other: prepare_request(
+                    request, exchange, replace(target, version=other), caller, features, make=make
+                )
+            ),
+        )
     if request.parameters:
         made.priority, timeout_s = read_schedule(request)
         made.deadline = None if timeout_s is None else _deadline(exchange.began + timeout_s)
