@@ -114,7 +114,7 @@ def join_with_falaj(folder: Path) -> None:
     from falaj.drivers.duckdb.queries import BUDGET_BYTES, DuckDbQueryEngine
     from falaj.features.arrow_tables import in_memory_if_small
     from falaj.features.joins import ROW, JoinedView, join
-    from falaj.ports.memory import MemoryBudget
+    from falaj.ports.machine.memory import MemoryBudget
     from falaj.ports.tables import TableKey
 
     tables, queries = DeltaTables(folder), DuckDbQueryEngine(spill=folder / "spill")

@@ -224,7 +224,7 @@ class ProcessNodes:
         pass
 
     def nodes(self) -> list[Any]:
-        from falaj.ports.hardware import NodeFacts
+        from falaj.ports.machine.hardware import NodeFacts
 
         return [NodeFacts(name="node-0", cpus=8, memory_bytes=16 << 30)]
 

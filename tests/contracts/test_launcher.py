@@ -14,7 +14,7 @@ import pytest
 
 from falaj.drivers.processes.attempt_lease import AttemptLease
 from falaj.errors import InvalidInput
-from falaj.ports.boot import boot_seconds
+from falaj.ports.machine.boot import boot_seconds
 from launcher_testbed import ATTEMPT, STRONGEST_SANDBOX, LauncherTestbed, kill, processes_mentioning, release
 from polling import eventually
 

@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 
 from falaj.drivers.machine.inventory import LocalMachine
-from falaj.ports.hardware import ClusterNode, NodeFacts, NodeInventory
+from falaj.ports.machine.hardware import ClusterNode, NodeFacts, NodeInventory
 from falaj.records.governance.residency import Zone
 from falaj.records.scheduling.snapshot import HeldByOthers, Node, Queue, Request, Resources, Snapshot, Start
 from falaj.scheduling import decide, node_from

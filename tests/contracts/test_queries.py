@@ -12,7 +12,7 @@ import pytest
 
 from falaj.drivers.duckdb.queries import DuckDbQueryEngine
 from falaj.errors import InvalidInput, TooLarge, Unavailable
-from falaj.ports.memory import MemoryBudget
+from falaj.ports.machine.memory import MemoryBudget
 from falaj.ports.queries import QueryEngine
 
 SOURCE = pa.table({"k": ["a", "b", "a"], "n": [1, 2, 3]})

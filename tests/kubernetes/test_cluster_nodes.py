@@ -17,7 +17,7 @@ from falaj.drivers.kubernetes.client import connect, resource_of, translated
 from falaj.drivers.kubernetes.nodes import KubernetesNodes
 from falaj.errors import Unavailable
 from falaj.ports.cluster.manifests import ObjectKind
-from falaj.ports.hardware import NodeFacts
+from falaj.ports.machine.hardware import NodeFacts
 from falaj.records.config import KubernetesConfig
 from falaj.records.scheduling.snapshot import HeldByOthers
 from pod_jobs import idle_pod

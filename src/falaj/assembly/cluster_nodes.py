@@ -11,7 +11,7 @@ from itertools import chain
 from typing import NamedTuple, Protocol
 
 from falaj.errors import FalajError
-from falaj.ports.hardware import ClusterNode, NodeFacts
+from falaj.ports.machine.hardware import ClusterNode, NodeFacts
 from falaj.records.config import ClusterConfig, Config, Prices
 from falaj.records.governance.residency import UNKNOWN, Zone
 from falaj.records.scheduling.snapshot import Gpu, Node, Price

@@ -30,8 +30,8 @@ from falaj.governance import isolation
 from falaj.governance.bootstrap import count_users
 from falaj.ports.cluster.namespaces import Tenant
 from falaj.ports.cluster.placeholders import Placeholders
-from falaj.ports.hardware import NodeFacts, NodeTelemetry
 from falaj.ports.launcher import Launcher, VolumeMount
+from falaj.ports.machine.hardware import NodeFacts, NodeTelemetry
 from falaj.ports.metadata import Database
 from falaj.ports.parsers import ParserPool
 from falaj.ports.sandbox import MachineFacts

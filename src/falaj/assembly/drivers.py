@@ -16,9 +16,9 @@ from falaj.ports.cluster.maintenance import NodeMaintenance
 from falaj.ports.cluster.manifests import ManifestStore
 from falaj.ports.cluster.namespaces import ClusterNamespaces
 from falaj.ports.egress import Egress
-from falaj.ports.hardware import MigTool, NodeInventory
 from falaj.ports.keys import KeyService
-from falaj.ports.memory import MemoryBudget
+from falaj.ports.machine.hardware import MigTool, NodeInventory
+from falaj.ports.machine.memory import MemoryBudget
 from falaj.ports.metadata import Database, Transaction
 from falaj.ports.online import OnlineStore
 from falaj.ports.queries import QueryEngine

@@ -75,6 +75,16 @@ class Home:
         return self.path / "models.json"
 
     @property
+    def replicas(self) -> Path:
+        """The file in which the platform publishes the replicas of its model server, with their load."""
+        return self.path / "replicas.json"
+
+    @property
+    def replica_metrics(self) -> Path:
+        """The folder in which replicas of the model server write their metrics for one another."""
+        return self.path / "replicas"
+
+    @property
     def agent_certificate(self) -> Path:
         """Key and certificate of the controller, for the pods of jobs."""
         return self.path / "agent.pem"

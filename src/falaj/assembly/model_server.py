@@ -24,6 +24,7 @@ from falaj.governance import bootstrap, objects
 from falaj.governance.operations.caller import Caller
 from falaj.governance.operations.gate import Gate
 from falaj.ports.replicas import ReplicaDriver
+from falaj.records.control.replicas import Replica, ServerReplicas
 from falaj.records.features import OnlineRows
 from falaj.records.governance.identity import Role
 from falaj.records.governance.objects import StoredObject
@@ -48,6 +49,10 @@ class LocalModelServer:
         found = self._home.platform().get("models")
         return None if found is None else str(found)
 
+    def grpc_address(self) -> str | None:
+        found = self._home.platform().get("models_grpc")
+        return None if found is None else str(found)
+
     def problem(self) -> str | None:
         found = self._home.platform().get("models_problem")
         return None if found is None else str(found)
@@ -55,8 +60,17 @@ class LocalModelServer:
     def wake(self) -> None:
         self._home.serving.touch(mode=0o600)
 
+    def replicas(self) -> ServerReplicas:
+        status = self._home.platform().get("replicas")
+        try:
+            found = json.loads(self._home.replicas.read_text()) if status is not None else []
+            return ServerReplicas.model_validate({"status": status, "replicas": found})
+        except (OSError, ValueError):
+            return ServerReplicas(status=status)
+
     def restart(self) -> None:
-        """Ask the parent to replace all replicas, one after the other."""
+        if self._home.platform().get("replicas") is None:
+            raise Unavailable("the model server does not run; 'falaj deploy' starts it under 'falaj up'")
         draft = self._home.serving.with_suffix(".new")
         draft.write_text(secrets.token_hex(8))
         draft.chmod(0o600)
@@ -67,6 +81,7 @@ class LocalModelServer:
             raise Unavailable("models cannot be served by this installation; pip install 'falaj[serve]'")
 
     def load(self) -> ServerLoad:
+        """Return what the replicas do; the one that answers knows of the others."""
         return ServerLoad.model_validate_json(self._ask("GET", LOAD_PATH, "", b"", within_s=LOAD_S))
 
     def infer(self, path: str, caller: str, body: bytes) -> bytes:
@@ -141,9 +156,19 @@ def process_replicas(
     home: Home, sockets: Mapping[str, Sequence[socket.socket]], *, output: int
 ) -> ReplicaDriver:
     """Return the driver that runs replicas of the model server of `home` as processes, which write to `output`."""
+    shutil.rmtree(home.replica_metrics, ignore_errors=True)  # counters begin with the platform
+    home.replica_metrics.mkdir(mode=0o700, exist_ok=True)
     environment = os.environ | {"FALAJ_HOME": str(home.path), "FALAJ_CONFIG_DIR": str(home.config_dir)}
     command = [sys.executable, "-m", "falaj.apps.model_server"]
     return ProcessReplicas(command, sockets=sockets, environment=environment, output=output)
+
+
+def publish_replicas(home: Home, replicas: Sequence[Replica]) -> None:
+    """Publish the replicas of the model server for other processes of `home`. A full disk is no reason to stop."""
+    draft = home.replicas.with_suffix(".new")
+    with suppress(OSError):
+        draft.write_text(json.dumps([each.model_dump(mode="json") for each in replicas]))
+        draft.rename(home.replicas)
 
 
 def service_caller(gate: Gate, name: str, role: Role) -> Caller:

@@ -8,7 +8,7 @@ from pathlib import Path
 from falaj.assembly.compute import secret_files
 from falaj.assembly.home import Home
 from falaj.governance import isolation
-from falaj.ports.memory import MemoryBudget
+from falaj.ports.machine.memory import MemoryBudget
 from falaj.ports.parsers import ParserPool
 from falaj.ports.sandbox import Sandbox
 from falaj.records.config import Config

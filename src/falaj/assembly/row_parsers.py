@@ -13,7 +13,7 @@ from falaj.drivers.duckdb.queries import DuckDbQueryEngine
 from falaj.errors import Fault, InvalidInput
 from falaj.features import arrow_tables, row_files
 from falaj.governance import arrow_ipc
-from falaj.ports.memory import MemoryBudget
+from falaj.ports.machine.memory import MemoryBudget
 from falaj.ports.parsers import ByteSource, Parsed
 from falaj.records.features import ColumnType, Feature
 

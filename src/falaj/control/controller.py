@@ -26,7 +26,7 @@ from falaj.control.workflows.store import WorkRow
 from falaj.errors import Conflict, FalajError, Fenced, Unavailable
 from falaj.governance.operations.caller import Caller, acting_as, on_terms, start_thread
 from falaj.governance.operations.gate import Gate
-from falaj.ports.boot import boot_seconds
+from falaj.ports.machine.boot import boot_seconds
 from falaj.ports.workflows import JsonObject, WorkflowEngine, WorkflowOutcome, WorkflowSteps
 from falaj.records.control.workflows import WorkflowState
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from falaj.errors import Fault, InvalidInput
 from falaj.ports.cluster.maintenance import MIG_CONFIG, MIG_STATE, PLUGIN_CONFIG, NodeMaintenance
-from falaj.ports.hardware import MigTool, NodeFacts, Places
+from falaj.ports.machine.hardware import MigTool, NodeFacts, Places
 from falaj.records.scheduling.hardware import GpuCard
 from falaj.records.scheduling.mig import CardSlices, GpuSettings
 from falaj.scheduling.mig.profiles import fault_of, geometry_of, places, spelled

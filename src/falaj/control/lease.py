@@ -17,7 +17,7 @@ from sqlalchemy import bindparam, insert, select, update
 
 from falaj.control.tables import leases
 from falaj.errors import Conflict
-from falaj.ports.boot import boot_identity
+from falaj.ports.machine.boot import boot_identity
 from falaj.ports.metadata import Database, Transaction
 
 NAME = "controller"

@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
-from falaj.ports.hardware import GpuTelemetry, NodeTelemetry
+from falaj.ports.machine.hardware import GpuTelemetry, NodeTelemetry
 from falaj.records.scheduling.hardware import Machine
 from falaj.records.scheduling.snapshot import WHOLE_GPU
 

@@ -16,7 +16,7 @@ from falaj.governance.operations.call import Call, current_call
 from falaj.governance.operations.gate import Gate
 from falaj.governance.operations.operation import Mode, operation
 from falaj.ports.cluster.maintenance import CordonNote, NodeMaintenance, Uncordoned
-from falaj.ports.hardware import MigTool, NodeFacts, NodeTelemetry
+from falaj.ports.machine.hardware import MigTool, NodeFacts, NodeTelemetry
 from falaj.ports.metadata import Transaction
 from falaj.records.governance.identity import Role
 from falaj.records.names import Name

@@ -9,7 +9,7 @@ from falaj.errors import FalajError
 from falaj.governance import objects
 from falaj.governance.operations.gate import Gate
 from falaj.ports.cluster.placeholders import PlaceholderPods, Placeholders
-from falaj.ports.hardware import ClusterNode, NodeFacts
+from falaj.ports.machine.hardware import ClusterNode, NodeFacts
 from falaj.records.scheduling.scale_up import ScaleUpHint
 from falaj.records.scheduling.snapshot import Node
 from falaj.scheduling.decision.scale_up import nodes_wanted

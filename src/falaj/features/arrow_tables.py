@@ -17,7 +17,7 @@ import pyarrow.parquet as parquet
 
 from falaj.errors import Fault, InvalidInput, shorten
 from falaj.governance.operations.operation import ArrowStream
-from falaj.ports.memory import MemoryLease
+from falaj.ports.machine.memory import MemoryLease
 from falaj.ports.metadata import to_micros
 from falaj.ports.online import ArrowBatch
 from falaj.ports.queries import ArrowInput, ArrowTable

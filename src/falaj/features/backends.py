@@ -9,7 +9,7 @@ from datetime import datetime
 
 from falaj.governance.encryption.blobs import EncryptedBlobs
 from falaj.governance.operations.gate import Gate
-from falaj.ports.memory import MemoryBudget, MemoryLease
+from falaj.ports.machine.memory import MemoryBudget, MemoryLease
 from falaj.ports.parsers import ParserPool
 from falaj.ports.queries import ArrowInput, ArrowTable, QueryEngine
 from falaj.ports.tables import TableStore

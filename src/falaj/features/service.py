@@ -23,7 +23,7 @@ from falaj.governance.operations.call import current_call
 from falaj.governance.operations.gate import Gate
 from falaj.governance.operations.operation import ArrowStream, Mode, operation
 from falaj.governance.operations.pagination import list_page
-from falaj.ports.memory import MemoryBudget
+from falaj.ports.machine.memory import MemoryBudget
 from falaj.ports.online import OnlineStore
 from falaj.ports.parsers import ParserPool
 from falaj.ports.queries import QueryEngine

@@ -12,7 +12,7 @@ from falaj.features.backends import FeatureBackends
 from falaj.features.definitions import FileColumn
 from falaj.governance.operations.call import Call
 from falaj.governance.tables import blobs
-from falaj.ports.memory import MemoryLease
+from falaj.ports.machine.memory import MemoryLease
 from falaj.ports.metadata import Transaction
 from falaj.ports.parsers import ByteSource
 from falaj.ports.queries import ArrowTable

@@ -12,7 +12,7 @@ from falaj.features.sources import MAX_NOTES, NOTE_CHARS, spine_rows
 from falaj.features.views import require_scan, stored_rows
 from falaj.governance.blobs.contents import BlobContents
 from falaj.governance.operations.call import Call
-from falaj.ports.memory import MemoryLease
+from falaj.ports.machine.memory import MemoryLease
 from falaj.ports.metadata import from_micros, to_micros
 from falaj.ports.queries import ArrowTable
 from falaj.records.features import ColumnType, Feature, PinnedView, StoredView, pin_of

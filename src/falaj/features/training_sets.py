@@ -21,7 +21,7 @@ from falaj.governance.encryption.keyring import require_living_key
 from falaj.governance.operations.call import Call
 from falaj.governance.operations.operation import ArrowStream
 from falaj.governance.tables import blobs
-from falaj.ports.memory import MemoryLease
+from falaj.ports.machine.memory import MemoryLease
 from falaj.ports.queries import ArrowTable
 from falaj.records.features import StoredView, TrainingSet, pin_of
 from falaj.records.governance.objects import StoredObject

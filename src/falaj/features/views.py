@@ -21,7 +21,7 @@ from falaj.governance.lineage import graph
 from falaj.governance.operations.call import Call
 from falaj.governance.operations.gate import Gate
 from falaj.governance.operations.operation import ArrowStream
-from falaj.ports.memory import MemoryLease
+from falaj.ports.machine.memory import MemoryLease
 from falaj.ports.metadata import Transaction
 from falaj.ports.queries import ArrowInput
 from falaj.ports.tables import TableKey

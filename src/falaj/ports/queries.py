@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Protocol, TypeAlias
 
-from falaj.ports.memory import MemoryLease
+from falaj.ports.machine.memory import MemoryLease
 
 ArrowTable: TypeAlias = Any
 """A pyarrow Table."""

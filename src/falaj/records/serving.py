@@ -309,6 +309,8 @@ class DeployedEndpoint(Record):
     zone: str = ""
     label: Label
     url: str | None = None
+    grpc: str | None = None
+    """Where the model server speaks gRPC, and the model's name there, like `127.0.0.1:7483 acme/churn`."""
     protected: str | None = None
     """The alias for which every version that it serves must be approved; none if it is not protected."""
     unlogged: int = 0
@@ -451,7 +453,7 @@ class VersionLoad(Record):
     waiting: int
 
 
-class ReplicaLoad(Record):
+class ReplicaUsage(Record):
     """A process of the model server. `clock_s` and `cpu_s` grow: divide by their differences to get rates."""
 
     replica: str
@@ -465,7 +467,7 @@ class ReplicaLoad(Record):
 class ServerLoad(Record):
     """What the model server does now, in counts that grow; two of them show the rates between."""
 
-    replicas: tuple[ReplicaLoad, ...]
+    replicas: tuple[ReplicaUsage, ...]
     versions: tuple[VersionLoad, ...]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from falaj.ports.hardware import ClusterNode, NodeFacts
+from falaj.ports.machine.hardware import ClusterNode, NodeFacts
 from falaj.records.governance.residency import Zone
 from falaj.records.scheduling.hardware import RdmaPort, label_part
 from falaj.records.scheduling.snapshot import Node

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 from falaj.errors import Unavailable
 from falaj.governance.operations.call import Call
 from falaj.ports.metadata import Transaction
+from falaj.records.control.replicas import ServerReplicas
 from falaj.records.features import OnlineRows, StoredView
 from falaj.records.governance.identity import FailureReason
 from falaj.records.governance.objects import StoredObject
@@ -75,12 +76,24 @@ class ModelServerClient(Protocol):
         """Return its URL, if known."""
         ...
 
+    def grpc_address(self) -> str | None:
+        """Return where it speaks gRPC, as host and port, if known."""
+        ...
+
     def problem(self) -> str | None:
         """Return what keeps it from serving, if anything does."""
         ...
 
     def wake(self) -> None:
         """Request that a model server be started."""
+        ...
+
+    def replicas(self) -> ServerReplicas:
+        """Return its replicas, as of the last seconds."""
+        ...
+
+    def restart(self) -> None:
+        """Request that its replicas be replaced, one after the other."""
         ...
 
     def require_engine(self) -> None:

@@ -19,6 +19,7 @@ from falaj.governance.operations.gate import Gate
 from falaj.governance.operations.operation import ByteStream, Mode, operation
 from falaj.governance.operations.pagination import list_page
 from falaj.ports.parsers import ParserPool
+from falaj.records.control.replicas import ServerReplicas
 from falaj.records.features import ViewRef
 from falaj.records.governance.identity import Role
 from falaj.records.governance.objects import Cursor, Page, PageSize, StoredObject
@@ -248,6 +249,17 @@ class Endpoints:
         store.advance(call.tx)
         return removed
 
+    @operation("endpoints.replicas", resource="platform", mode=Mode.READ, allow=Role.OPERATOR)
+    def replicas(self) -> ServerReplicas:
+        """Show the replicas of the model server, which serve all endpoints, with their load in the last seconds."""
+        return self._server.replicas()
+
+    @operation("endpoints.restart", resource="platform", allow=Role.OPERATOR)
+    def restart(self) -> ServerReplicas:
+        """Replace the replicas of the model server one after the other; no request fails."""
+        self._server.restart()
+        return self._server.replicas()
+
     @operation("endpoints.stats", resource="endpoint", mode=Mode.READ)
     def stats(self, endpoint: EndpointRef, *, since: AwareDatetime | None = None) -> EndpointStats:
         """Show requests, errors, latency and scores of each version; the model server reports every few seconds."""
@@ -450,11 +462,14 @@ class Endpoints:
             raise objects.unknown(ident, "endpoint")
         workspace = objects.by_id(call.tx, found.workspace)
         address = self._server.url()
-        path = None if address is None else f"{address}/v2/models/{endpoint_path(workspace, found.name)}"
+        called = endpoint_path(workspace, found.name)
+        path = None if address is None else f"{address}/v2/models/{called}"
+        grpc = self._server.grpc_address()
         record = store.endpoint_record(call.tx, found, url=path)
         alias = self._protection.alias_of(call, found, [route.id for route in record.routes])
         problem = None if address else self._server.problem()
-        return record.model_copy(update={"protected": alias, "problem": problem})
+        more = {"protected": alias, "problem": problem, "grpc": None if grpc is None else f"{grpc} {called}"}
+        return record.model_copy(update=more)
 
 
 def endpoint_path(workspace: StoredObject | None, name: str) -> str:

@@ -16,7 +16,7 @@ from falaj.assembly.home import open_home
 from falaj.drivers.kubernetes.inventory.gpu_devices import resource_of_device
 from falaj.drivers.kubernetes.inventory.node_facts import facts_of
 from falaj.errors import FalajError, Unavailable
-from falaj.ports.hardware import ClusterNode, NodeFacts
+from falaj.ports.machine.hardware import ClusterNode, NodeFacts
 from falaj.records.config import Config, KubernetesConfig, ZoneConfig
 from falaj.records.governance.residency import Zone
 from falaj.records.scheduling.snapshot import Node, Price

@@ -11,7 +11,7 @@ from falaj.control.gpu_settings import cut_cards, set_labels
 from falaj.drivers.kubernetes.inventory.node_facts import facts_of
 from falaj.errors import InvalidInput
 from falaj.ports.cluster.maintenance import CordonNote, Uncordoned
-from falaj.ports.hardware import NodeFacts, Places
+from falaj.ports.machine.hardware import NodeFacts, Places
 from falaj.records.config import KubernetesConfig
 from falaj.records.scheduling.hardware import GpuCard, NodePod
 from falaj.records.scheduling.mig import CardSlices, GpuSettings

@@ -8,7 +8,7 @@ from typing import Any
 from falaj.drivers.kubernetes.inventory.node_facts import facts_of
 from falaj.drivers.kubernetes.maintenance import cordoned, uncordoned
 from falaj.ports.cluster.maintenance import CordonNote, Uncordoned
-from falaj.ports.hardware import ClusterNode
+from falaj.ports.machine.hardware import ClusterNode
 from falaj.records.config import KubernetesConfig
 from recorded_nodes import READY, UNREACHABLE, node, patched
 

@@ -12,7 +12,7 @@ from falaj.drivers.kubernetes.inventory.gpu_devices import dra_devices, model_an
 from falaj.drivers.kubernetes.inventory.node_facts import facts_of
 from falaj.drivers.kubernetes.inventory.quantities import read_quantity
 from falaj.drivers.kubernetes.nodes import read_node
-from falaj.ports.hardware import ClusterNode, NodeFacts, NodeTaint
+from falaj.ports.machine.hardware import ClusterNode, NodeFacts, NodeTaint
 from falaj.records.config import Config, KubernetesConfig
 from falaj.records.governance.residency import Zone
 from falaj.scheduling import node_from

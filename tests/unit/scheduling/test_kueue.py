@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from falaj.drivers.kubernetes.inventory.node_facts import facts_of
 from falaj.errors import Conflict
 from falaj.ports.cluster.manifests import Manifest, ManifestStore, ObjectKind, is_owned
-from falaj.ports.hardware import NodeFacts
+from falaj.ports.machine.hardware import NodeFacts
 from falaj.records.config import KubernetesConfig
 from falaj.records.scheduling.cluster_names import namespace_of
 from falaj.records.scheduling.kueue import QueueSync

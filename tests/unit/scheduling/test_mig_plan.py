@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from falaj.drivers.kubernetes.inventory.node_facts import facts_of
-from falaj.ports.hardware import NodeFacts
+from falaj.ports.machine.hardware import NodeFacts
 from falaj.records.config import KubernetesConfig
 from falaj.records.governance.residency import Zone
 from falaj.records.scheduling.mig import MigPlan

@@ -8,7 +8,7 @@ import pytest
 
 from falaj.drivers.machine.gpus import GpuDiscovery
 from falaj.drivers.machine.inventory import LocalMachine, node_name
-from falaj.ports.hardware import NodeInventory
+from falaj.ports.machine.hardware import NodeInventory
 from falaj.records.governance.residency import Zone
 from falaj.scheduling import node_from
 

@@ -17,7 +17,7 @@ from falaj.records.names import ObjectId, PrincipalId
 from falaj.records.registry import TensorSpec
 from falaj.records.serving import (
     GroundTruth,
-    ReplicaLoad,
+    ReplicaUsage,
     Route,
     ScoringRule,
     ServerLoad,
@@ -237,7 +237,7 @@ def test_the_load_of_a_server_that_does_not_run_is_unavailable(tmp_path: Path) -
 
 def test_a_replica_that_started_again_is_counted_from_its_start() -> None:
     def load(pid: int, clock_s: float, requests: int) -> ServerLoad:
-        replica = ReplicaLoad(
+        replica = ReplicaUsage(
             replica="0", pid=pid, clock_s=clock_s, cpu_s=clock_s, rss_bytes=1, connections=0
         )
         version = VersionLoad(

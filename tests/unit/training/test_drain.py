@@ -14,8 +14,8 @@ from falaj.drivers.machine.mig import NvidiaSmi
 from falaj.errors import Conflict, Denied, NotFound, Unavailable
 from falaj.governance.operations.caller import acting_as
 from falaj.ports.cluster.maintenance import CordonNote, Uncordoned
-from falaj.ports.hardware import NodeFacts, NodeTelemetry
 from falaj.ports.launcher import AttemptState
+from falaj.ports.machine.hardware import NodeFacts, NodeTelemetry
 from falaj.records.config import KubernetesConfig
 from falaj.records.governance.identity import Role
 from falaj.records.scheduling.hardware import NodePod

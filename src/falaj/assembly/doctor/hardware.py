@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from falaj.assembly.doctor.findings import DoctorContext, ok, warn
-from falaj.ports.hardware import NodeFacts
+from falaj.ports.machine.hardware import NodeFacts
 from falaj.records.doctor import Finding
 from falaj.records.sizes import format_size
 

@@ -16,7 +16,7 @@ import duckdb
 import pyarrow as pa
 
 from falaj.errors import InvalidInput, TooLarge
-from falaj.ports.memory import MemoryBudget, MemoryLease
+from falaj.ports.machine.memory import MemoryBudget, MemoryLease
 from falaj.ports.queries import ArrowInput, ArrowTable
 from falaj.records.names import repeated_names
 

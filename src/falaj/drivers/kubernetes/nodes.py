@@ -19,7 +19,7 @@ from falaj.drivers.kubernetes.pods import HOME_LABEL, label_value
 from falaj.drivers.kubernetes.watches import ObjectCache
 from falaj.errors import FalajError, Unavailable
 from falaj.ports.cluster.manifests import ObjectKind
-from falaj.ports.hardware import NodeFacts
+from falaj.ports.machine.hardware import NodeFacts
 from falaj.records.config import KubernetesConfig
 
 log = logging.getLogger("falaj.drivers.kubernetes")

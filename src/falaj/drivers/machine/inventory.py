@@ -20,7 +20,7 @@ from falaj.drivers.machine.capacity import (
 )
 from falaj.drivers.machine.gpus import GpuDiscovery, find_cards, schedulable_gpus
 from falaj.drivers.machine.kernel_files import list_entries, read_number, read_text
-from falaj.ports.hardware import NodeFacts
+from falaj.ports.machine.hardware import NodeFacts
 from falaj.records.scheduling.hardware import MPS_DIRECTORY, RdmaPort
 
 RDMA_CLASS = "sys/class/infiniband"

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from falaj.errors import Unavailable, shorten
-from falaj.ports.hardware import Places
+from falaj.ports.machine.hardware import Places
 from falaj.records.scheduling.hardware import GpuCard
 
 TOOL = "nvidia-smi"

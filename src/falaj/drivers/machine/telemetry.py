@@ -10,7 +10,7 @@ from typing import Any
 
 from falaj.drivers.machine.kernel_files import read_text
 from falaj.drivers.machine.nvml import Load, load, query, session, to_text
-from falaj.ports.hardware import GpuTelemetry, NodeTelemetry
+from falaj.ports.machine.hardware import GpuTelemetry, NodeTelemetry
 
 CPU_MODES = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")
 SECTOR_BYTES = 512

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from falaj.drivers.fsync import sync_directory
-from falaj.ports.boot import boot_identity
+from falaj.ports.machine.boot import boot_identity
 
 LOCK_TIMEOUT_S = 1.0
 LOST = "Its supervisor was killed, and its processes with it"

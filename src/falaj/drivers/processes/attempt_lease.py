@@ -10,7 +10,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from falaj.ports.boot import boot_seconds
+from falaj.ports.machine.boot import boot_seconds
 
 NANO = 1_000_000_000
 

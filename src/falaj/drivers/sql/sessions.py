@@ -12,7 +12,7 @@ import socket
 from pathlib import Path
 from typing import NamedTuple
 
-from falaj.ports.boot import BOOT_ID
+from falaj.ports.machine.boot import BOOT_ID
 from falaj.ports.metadata import Transaction
 
 ALIVE_S = 15

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, TypeVar
 
-from falaj.ports.hardware import ClusterNode, NodeFacts
+from falaj.ports.machine.hardware import ClusterNode, NodeFacts
 from falaj.records.config import KubernetesConfig
 from falaj.records.scheduling.hardware import label_part
 from falaj.records.scheduling.snapshot import WHOLE_GPU, Quota

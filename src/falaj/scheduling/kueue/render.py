@@ -7,7 +7,7 @@ from fractions import Fraction
 from typing import Any, NamedTuple
 
 from falaj.ports.cluster.manifests import OWNER, OWNER_LABEL, PLATFORM_LABEL, ObjectKind
-from falaj.ports.hardware import NodeFacts
+from falaj.ports.machine.hardware import NodeFacts
 from falaj.records.config import KubernetesConfig
 from falaj.records.scheduling.cluster_names import dns_label, namespace_of
 from falaj.records.scheduling.snapshot import PRIORITIES, Queue, Quota

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from falaj.ports.cluster.manifests import Manifest, ManifestStore, is_owned
-from falaj.ports.hardware import NodeInventory
+from falaj.ports.machine.hardware import NodeInventory
 from falaj.records.config import KubernetesConfig
 from falaj.records.scheduling.kueue import FieldDrift, ObjectDrift, QueueDrift, QueueSync, RenderedQueues
 from falaj.scheduling.kueue.render import KINDS, SharedQueue, render

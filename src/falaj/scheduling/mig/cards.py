@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from falaj.ports.hardware import NodeFacts
+from falaj.ports.machine.hardware import NodeFacts
 from falaj.records.names import ObjectId
 from falaj.records.scheduling.snapshot import Gpu, Node, RunningJob
 from falaj.scheduling.mig.profiles import MigGeometry, geometry_of, geometry_of_profile, places, spelled

@@ -20,13 +20,13 @@ ONNX_BFLOAT16 = 16
 """The number of the type in ONNX."""
 
 
-class Session(Protocol):
+class RunSession(Protocol):
     """A session as the engine uses it."""
 
     def run(self, names: None, feed: Mapping[str, Array], options: ort.RunOptions) -> list[Array]: ...
 
 
-def converting(session: ort.InferenceSession) -> Session:
+def converting(session: ort.InferenceSession) -> RunSession:
     """Return the session, with conversions where its model needs some."""
     types = {node.type for node in (*session.get_inputs(), *session.get_outputs())}
     if BFLOAT16 in types:

@@ -15,7 +15,7 @@ import onnxruntime as ort
 
 from falaj.errors import InvalidInput, TooLarge, Unavailable
 from falaj.records.serving import DYNAMIC, Datatype, ServedFile, ServedModel, Tensor
-from falaj.serving.runtime.converted_session import Session, converting
+from falaj.serving.runtime.converted_session import RunSession, converting
 from falaj.serving.runtime.probe import RunCost, measure
 
 Array = npt.NDArray[Any]
@@ -70,7 +70,7 @@ class Watchdog:
         self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
 
-    def run(self, session: Session, feed: Mapping[str, Array], *, limit_s: float) -> list[Array]:
+    def run(self, session: RunSession, feed: Mapping[str, Array], *, limit_s: float) -> list[Array]:
         """Return the outputs for `feed`. Raise Unavailable after `limit_s`."""
         if self._thread is None:
             self._start()
@@ -128,7 +128,7 @@ class OnnxEngine:
 
     model: ServedModel
     cost: RunCost
-    session: Session
+    session: RunSession
     names: tuple[str, ...]
 
     @property

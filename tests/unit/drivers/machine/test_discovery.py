@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from falaj.drivers.machine.gpus import find_cards
-from falaj.ports.hardware import NodeFacts, NodeInventory
+from falaj.ports.machine.hardware import NodeFacts, NodeInventory
 from falaj.records.governance.residency import Zone
 from falaj.records.scheduling.snapshot import Node
 from falaj.scheduling import node_from

@@ -16,7 +16,7 @@ from falaj.apps.cli.session import Session
 from falaj.assembly.doctor import hardware
 from falaj.control.nodes import free_capacity, machine_record
 from falaj.governance.operations.caller import acting_as
-from falaj.ports.hardware import NodeFacts
+from falaj.ports.machine.hardware import NodeFacts
 from falaj.records.governance.identity import Role
 from falaj.records.governance.residency import Zone
 from falaj.records.names import ObjectId

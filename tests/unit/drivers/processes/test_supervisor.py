@@ -18,8 +18,8 @@ from falaj.drivers.processes.supervisor.attempt_log import AttemptLog
 from falaj.drivers.processes.supervisor.init_plan import plan_ranks, shared_environment
 from falaj.drivers.processes.supervisor.termination import TEARDOWN_DELAY_S, Termination
 from falaj.drivers.sandbox.bubblewrap import view
-from falaj.ports.boot import boot_identity
 from falaj.ports.launcher import AttemptUsage, Launch
+from falaj.ports.machine.boot import boot_identity
 from falaj.ports.sandbox import MachineFacts, UserCode
 
 LAUNCH = Launch("job_1/1", Path("/jobs/1"), ["python", "script.py", "--rows", "3"])

@@ -9,7 +9,7 @@ import pytest
 from falaj.drivers.kubernetes.inventory.node_facts import facts_of
 from falaj.errors import ConfigInvalid, Denied
 from falaj.ports.cluster.manifests import ManifestStore
-from falaj.ports.hardware import NodeFacts
+from falaj.ports.machine.hardware import NodeFacts
 from falaj.records.config import KubernetesConfig
 from falaj.records.governance.identity import Role
 from falaj.records.scheduling.snapshot import Quota

@@ -34,6 +34,7 @@ from falaj.apps.cli.output.values import format_value, plural, printable
 from falaj.apps.cli.session import Session
 from falaj.control.services import all_operations
 from falaj.errors import FalajError, Fault, InvalidInput, Unavailable
+from falaj.records.control.replicas import ServerReplicas
 from falaj.records.registry import TensorSpec
 from falaj.records.serving import (
     Datatype,
@@ -56,6 +57,28 @@ PRESENTATION = Presentation(lists={"endpoint": "endpoints list"})
 
 STARTS_S = 20.0
 """How long the first deployment waits for the address of the model server."""
+
+
+MissingRules = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="[VIEW:]RULE|FEATURE=NUMBER",
+        help="For features that are not known: a number, impute or reject. (default: NaN; may be repeated)",
+    ),
+]
+ImputedValues = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="FEATURE=NUMBER",
+        help="What --missing impute takes, such as the mean of the training set. (may be repeated)",
+    ),
+]
+LongestAges = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="[VIEW=]TIME", help="Older features count as not known, such as 1h. (may be repeated)"
+    ),
+]
 
 
 def deploy(
@@ -86,26 +109,9 @@ def deploy(
             help="The model's columns in order, if the model does not name them. (may be repeated)",
         ),
     ] = None,
-    missing: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="[VIEW:]RULE|FEATURE=NUMBER",
-            help="For features that are not known: a number, impute or reject. (default: NaN; may be repeated)",
-        ),
-    ] = None,
-    impute: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="FEATURE=NUMBER",
-            help="What --missing impute takes, such as the mean of the training set. (may be repeated)",
-        ),
-    ] = None,
-    max_age: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="[VIEW=]TIME", help="Older features count as not known, such as 1h. (may be repeated)"
-        ),
-    ] = None,
+    missing: MissingRules = None,
+    impute: ImputedValues = None,
+    max_age: LongestAges = None,
     scoring: Annotated[
         str | None, typer.Option(metavar="SCORING", help="How labels are scored: log_loss or squared_error.")
     ] = None,
@@ -316,6 +322,7 @@ def _facts(found: DeployedEndpoint) -> dict[str, str]:
         "routes": shares(found),
         "sticky": format_value(found.sticky),
         "address": format_value(found.url),
+        "gRPC": format_value(found.grpc),
         "looks up": "; ".join(reads) or "-",
         **({} if found.lookup is None else {"missing": _missing_rule(found.lookup)}),
         "settings": _settings(found),
@@ -711,6 +718,12 @@ def _configured(made: DeployedEndpoint, given: Given) -> Message:
         f"{made.name} runs with {_settings(made)}",
         (("next", f"endpoints show {named}"), ("reset", f"endpoints configure {named}")),
     )
+
+
+@PRESENTATION.message("endpoints.restart")
+def _restarted(made: ServerReplicas, given: Given) -> Message:
+    words = "the replicas of the model server are being replaced, one after the other; no request fails"
+    return Message(words, (("next", "endpoints replicas"),))
 
 
 def _share(route: ServedRoute) -> str:

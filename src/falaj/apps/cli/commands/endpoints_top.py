@@ -17,7 +17,7 @@ from falaj.apps.cli.session import Session
 from falaj.control.services import all_operations
 from falaj.errors import InvalidInput
 from falaj.records.record import Record, utc_now
-from falaj.records.serving import ReplicaLoad, ServerLoad, VersionLoad
+from falaj.records.serving import ReplicaUsage, ServerLoad, VersionLoad
 from falaj.records.sizes import format_size
 from falaj.sdk.platform import Platform
 from falaj.serving.scores import percentile_ms
@@ -133,7 +133,7 @@ def rates_between(before: ServerLoad, now: ServerLoad) -> TopRates:
     return TopRates(at=utc_now(), over_s=over_s, replicas=tuple(replicas), versions=tuple(versions))
 
 
-def _replica(now: ReplicaLoad, old: ReplicaLoad | None, elapsed_s: float) -> ReplicaRates:
+def _replica(now: ReplicaUsage, old: ReplicaUsage | None, elapsed_s: float) -> ReplicaRates:
     spent = now.cpu_s - old.cpu_s if old is not None else 0.0
     return ReplicaRates(
         replica=now.replica,

@@ -15,7 +15,7 @@ from falaj.drivers.kubernetes.inventory.gpu_devices import (
 from falaj.drivers.kubernetes.inventory.node_state import autoscaling_of, keeps_off, state_of, taints_of
 from falaj.drivers.kubernetes.inventory.quantities import read_count, read_quantity
 from falaj.ports.cluster.maintenance import MIG_CONFIG, MIG_STATE, PLUGIN_CONFIG
-from falaj.ports.hardware import ClusterNode, NodeFacts
+from falaj.ports.machine.hardware import ClusterNode, NodeFacts
 from falaj.records.config import KubernetesConfig
 from falaj.records.scheduling.hardware import label_part
 from falaj.records.scheduling.snapshot import Gpu

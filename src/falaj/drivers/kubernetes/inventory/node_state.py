@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any, Literal, NamedTuple
 
 from falaj.ports.cluster.maintenance import CordonNote
-from falaj.ports.hardware import NodeTaint
+from falaj.ports.machine.hardware import NodeTaint
 from falaj.records.config import KubernetesConfig
 
 CORDON = "cordon.falaj.dev/"

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from falaj.drivers.kubernetes.inventory.gpu_devices import GPU, MIG, resource_of_device
 from falaj.drivers.kubernetes.inventory.quantities import read_quantity
-from falaj.ports.hardware import NodeFacts
+from falaj.ports.machine.hardware import NodeFacts
 from falaj.records.scheduling.snapshot import HeldByOthers
 
 Amounts = Counter[str]

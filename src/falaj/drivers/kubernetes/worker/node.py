@@ -19,8 +19,8 @@ from falaj.drivers.kubernetes.worker.platform_client import WorkerClient, output
 from falaj.drivers.processes.attempt_folder import AttemptFolder, read_json, write_json
 from falaj.drivers.processes.attempt_lease import AttemptLease
 from falaj.drivers.processes.supervisor_start import start_supervisor
-from falaj.ports.boot import boot_seconds
 from falaj.ports.cluster.python_packages import list_packages
+from falaj.ports.machine.boot import boot_seconds
 from falaj.records.sizes import format_size
 from falaj.training.runtime.agent.protocol import CERTIFICATE_VARIABLE, SECRET_VARIABLE
 from falaj.training.runtime.errors import (

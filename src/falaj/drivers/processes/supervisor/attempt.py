@@ -34,8 +34,8 @@ from falaj.drivers.processes.supervisor.secret_mask import SecretMask
 from falaj.drivers.processes.supervisor.termination import StopAction, Termination
 from falaj.drivers.processes.tree_removal import remove_tree
 from falaj.drivers.sandbox import landlock, sandbox_for
-from falaj.ports.boot import boot_identity, boot_seconds
 from falaj.ports.launcher import FENCE_GRACE_S, AttemptUsage
+from falaj.ports.machine.boot import boot_identity, boot_seconds
 
 TICK_S = 0.1
 SHORT_TICK_S = 0.005
