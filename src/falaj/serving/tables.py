@@ -29,8 +29,8 @@ endpoints = Table(
     Column("previous", JsonText, nullable=False),
     Column("lookup", JsonText),
     Column("scoring", Text),
-    Column("sticky", Text),  # where the key is that decides about the version; see StickyKey
     Column("changed_at", UtcTime, nullable=False),
+    Column("sticky", Text),  # where the key is that decides about the version; see StickyKey
 )
 
 protections = Table(  # by name, so that an endpoint that is removed and made again is protected as before

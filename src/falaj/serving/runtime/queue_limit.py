@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 BURST_S = 1.0
 """How long a request may wait while the model is not overloaded."""
-WAITING_RUNS = 10
+WAITING_RUNS = 8
 """How long it may wait while it is, in runs of the model."""
 MIN_WAIT_S = 0.005
 ADMITTED = 0.75
