@@ -26,9 +26,6 @@ from falaj.serving.runtime.batch_queue import BatchQueue
 from falaj.serving.runtime.metering import MeteredEngine
 from falaj.serving.scores import BOUNDS_S
 
-REPLICA = os.environ.get("FALAJ_REPLICA", "0")
-"""Which of the replicas this process is."""
-
 
 class VersionMetrics:
     """Counts of one version of an endpoint."""
@@ -61,6 +58,8 @@ class ServerMetrics:
 
     def __init__(self, shares: ByteShares) -> None:
         self._shares = shares
+        self.replica = "0"
+        """Which of the replicas this process is."""
         self._versions: dict[tuple[str, str], VersionMetrics] = {}
         self.served: Mapping[str, ServedEndpoint] = {}
         self.meters: WeakKeyDictionary[BatchQueue, MeteredEngine] = WeakKeyDictionary()
@@ -71,6 +70,8 @@ class ServerMetrics:
         self.refused: Counter[int] = Counter()
         self.reloads: Counter[str] = Counter()
         self.unlogged = 0
+        self.traces: Mapping[str, int] = {}
+        """Traces by what became of them: sent, failed or dropped."""
         self.peers: ReplicaMetrics | None = None
         """The replicas beside this one, if there are."""
         self._registry = CollectorRegistry()
@@ -100,7 +101,7 @@ class ServerMetrics:
             self.peers.store(self._own_text(), self._own_load().model_dump_json())
 
     def _own_text(self) -> str:
-        totals = triton_metrics.render(self.model_totals(), replica=REPLICA)
+        totals = triton_metrics.render(self.model_totals(), replica=self.replica)
         return (generate_latest(self._registry) + totals).decode()
 
     def load(self) -> ServerLoad:
@@ -119,7 +120,7 @@ class ServerMetrics:
                 endpoint=ObjectId(served.endpoint.id or name),
                 name=name,
                 version=version,
-                replica=REPLICA,
+                replica=self.replica,
                 requests=sum(known.statuses.values()),
                 errors=sum(known.statuses.values()) - known.statuses[200],
                 rows=known.rows,
@@ -133,7 +134,7 @@ class ServerMetrics:
             for known in [self.of_version(name, version)]
         ]
         replica = ReplicaUsage(
-            replica=REPLICA,
+            replica=self.replica,
             pid=os.getpid(),
             clock_s=time.perf_counter(),
             cpu_s=time.process_time(),
@@ -158,6 +159,7 @@ class ServerMetrics:
         yield GaugeMetricFamily("falaj_serving_held_bytes", "Bytes of unanswered requests", self.held_bytes)
         yield _counter("refused", "Requests refused before they reached an endpoint", "status", self.refused)
         yield _counter("reloads", "Changes of what is served", "outcome", self.reloads)
+        yield _counter("traces", "Traces of requests: sent, failed or dropped", "outcome", dict(self.traces))
         yield CounterMetricFamily(
             "falaj_serving_unlogged", "Batches that the log did not take", self.unlogged
         )
