@@ -17,6 +17,7 @@ from falaj.apps.model_server.http import responses
 from falaj.apps.model_server.http.access import preflight_response
 from falaj.apps.model_server.http.compression import compress, decompress
 from falaj.apps.model_server.http.exchange import HttpExchange
+from falaj.apps.model_server.http.repeated_heads import RepeatedHead
 from falaj.apps.model_server.http.responses import HttpResponse
 from falaj.apps.model_server.inference.decisions import DecisionQueue, Done
 from falaj.apps.model_server.inference.model_reports import (
@@ -32,6 +33,7 @@ from falaj.apps.model_server.inference.plain_rows.prediction import prepare_rows
 from falaj.apps.model_server.inference.prediction import Prediction, prepare
 from falaj.apps.model_server.limits import ServerLimits
 from falaj.apps.model_server.metrics import ServerMetrics
+from falaj.apps.model_server.tracing.spans import Tracer
 from falaj.errors import Denied, FalajError, Internal, NotFound, Unavailable
 from falaj.serving.dependencies import LOAD_PATH, Admission, FeatureReader, PredictionSink
 from falaj.serving.deployment_state import ServedEndpoint
@@ -71,8 +73,10 @@ class Dispatcher:
         sink: PredictionSink,
         metrics: ServerMetrics,
         limits: ServerLimits,
+        tracer: Tracer | None = None,
         read_arrow: ReadArrow | None = None,
     ) -> None:
+        self._tracer = tracer
         self._read_arrow = read_arrow
         self._limits = limits
         self.decisions = DecisionQueue(admission)
@@ -82,7 +86,7 @@ class Dispatcher:
         self._parsing_pool = ThreadPoolExecutor(PARSING_THREADS, thread_name_prefix="parsing")
         self._loop = asyncio.get_running_loop()
         self._paths: dict[bytes, PathTarget] = {}
-        self._served: Mapping[str, ServedEndpoint] = {}
+        self.served: Mapping[str, ServedEndpoint] = {}
         self._decompressing: Counter[str] = Counter()
         """Compressed bodies of each caller that wait for a thread."""
         self.ready = False
@@ -90,7 +94,7 @@ class Dispatcher:
     def update(self, served: Mapping[str, ServedEndpoint]) -> None:
         """Dispatch to `served`."""
         self._paths = build_path_table(served, self._metrics, self._sink)
-        self._metrics.served = self._served = served
+        self._metrics.served = self.served = served
         self.ready = True
 
     def close(self) -> None:
@@ -98,19 +102,36 @@ class Dispatcher:
         self._parsing_pool.shutdown(wait=False, cancel_futures=True)
 
     def dispatch(self, exchange: HttpExchange) -> None:
+        if exchange.repeated is not None and self._repeat(exchange, exchange.repeated):
+            return
         if exchange.coding and exchange.size:
             self._decompress(exchange)
         else:
             self._dispatch(exchange)
 
+    def _repeat(self, exchange: HttpExchange, repeated: RepeatedHead) -> bool:
+        """Dispatch a request whose head was followed by an inference before; false if it is to be looked at as any."""
+        target = self._paths.get(exchange.path)
+        if target is None or not repeated.bodies or repeated.bodies[0].target is not target:
+            return False
+        caller = self.decisions.known(exchange.credential or "", target.admission_target, exchange.body)
+        if caller is None:
+            return False
+        self._infer(exchange, target, caller)
+        return True
+
     def _dispatch(self, exchange: HttpExchange) -> None:
-        target = self._paths.get(exchange.path) or self._normalized_target(exchange.path)
+        target = self.target(exchange.path)
         if target.kind is PathKind.LIVE:
             exchange.finish(responses.json_response({"live": True}))
         elif target.kind is PathKind.READY:
             exchange.finish(responses.json_response({"ready": True}) if self.ready else _not_ready())
         else:
             self._admit(exchange, target)
+
+    def target(self, path: bytes) -> PathTarget:
+        """Return the target of a path."""
+        return self._paths.get(path) or self._normalized_target(path)
 
     def _normalized_target(self, path: bytes) -> PathTarget:
         """Return the target of a path after normalizing its encoding."""
@@ -149,6 +170,10 @@ class Dispatcher:
         future = self._parsing_pool.submit(compress, response.body, coding)
         future.add_done_callback(partial(self._return, partial(_compressed, exchange, response, coding)))
 
+    def run_apart(self, work: Callable[[], Any], done: Callable[[Future[Any]], None]) -> None:
+        """Run `work` in a thread, and `done` with its result on the event loop."""
+        self._parsing_pool.submit(work).add_done_callback(partial(self._return, done))
+
     def _return(self, finish: Callable[[Future[Any]], None], future: Future[Any]) -> None:
         """Pass the result of a thread to the event loop."""
         if not future.cancelled() and not self._loop.is_closed():
@@ -176,7 +201,7 @@ class Dispatcher:
         if error is None:
             self._respond(exchange, target, caller)
         else:
-            self._refuse(exchange, _concealed(error, target, exchange.path))
+            self._refuse(exchange, concealed(error, target, exchange.path))
 
     # ---------------------------------------------------------------------------------------- responses
 
@@ -229,10 +254,10 @@ class Dispatcher:
         if target.kind is PathKind.INDEX:
             read_index_request(exchange.body)
         done = partial(self._listed, exchange, target)
-        self.decisions.permitted(exchange.credential or "", tuple(self._served), done)
+        self.decisions.permitted(exchange.credential or "", tuple(self.served), done)
 
     def _listed(self, exchange: HttpExchange, target: PathTarget, names: Sequence[str]) -> None:
-        served = [self._served[name] for name in names if name in self._served]
+        served = [self.served[name] for name in names if name in self.served]
         is_index = target.kind is PathKind.INDEX
         if target.kind is PathKind.V1_INDEX:
             exchange.finish(responses.json_response({"models": [each.endpoint.name for each in served]}))
@@ -246,6 +271,9 @@ class Dispatcher:
         return HttpResponse(200, self._metrics.render(), responses.METRICS)
 
     def _infer(self, exchange: HttpExchange, target: PathTarget, caller: str) -> None:
+        if self._tracer is not None:
+            parent = exchange.header(b"traceparent")
+            exchange.trace = self._tracer.start(target.endpoint or "", exchange.began, parent)
         looks_up = target.served is not None and target.served.joins
         if exchange.size > (LARGE_LOOKUP_BYTES if looks_up else LARGE_BODY_BYTES):
             future = self._parsing_pool.submit(prepare, exchange, target, caller, self._features)
@@ -317,23 +345,21 @@ def _unknown_target(path: bytes) -> PathTarget:
     return replace(UNKNOWN, endpoint=_endpoint_in(path)) if path.startswith(NAMING) else UNKNOWN
 
 
-def _concealed(error: FalajError, target: PathTarget, path: bytes) -> FalajError:
+def concealed(error: FalajError, target: PathTarget, path: bytes) -> FalajError:
     """Hide the existence of an endpoint from a caller who may not use it: answer with nothing but what it sent."""
     if isinstance(error, Denied | NotFound) and target.endpoint is not None:
-        return _unknown(path)
+        return unknown(path)
     return error
 
 
-def _unknown(path: bytes) -> NotFound:
+def unknown(path: bytes) -> NotFound:
     path = path.partition(b"?")[0]
     if not path.startswith(NAMING):
         return NotFound(f"unknown path {_name(path)}")
-    unknown = (
-        f"there is no endpoint '{_endpoint_in(path)}' that you may call, or it does not have this version"
-    )
+    words = f"there is no endpoint '{_endpoint_in(path)}' that you may call, or it does not have this version"
     if path.startswith(REPOSITORY):
-        unknown += "; models are served by falaj endpoints deploy, not by loading them"
-    return NotFound(unknown)
+        words += "; models are served by falaj endpoints deploy, not by loading them"
+    return NotFound(words)
 
 
 def _endpoint_in(path: bytes) -> str:
@@ -350,7 +376,7 @@ def _name(text: bytes) -> str:
 
 
 def _not_found(path: bytes) -> HttpResponse:
-    return responses.error_response(_unknown(path))
+    return responses.error_response(unknown(path))
 
 
 def _not_allowed(method: bytes) -> HttpResponse:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import partial
-from typing import NamedTuple
 from urllib.parse import quote
 
 from falaj.apps.model_server.http import responses
@@ -39,7 +38,8 @@ class PathKind(Enum):
     UNKNOWN = auto()
 
 
-class VersionResponder(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class VersionResponder:
     """Encodes the responses of a version of an endpoint, counts them, and assigns prediction ids."""
 
     encoder: ResponseEncoder

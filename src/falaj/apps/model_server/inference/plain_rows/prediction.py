@@ -87,7 +87,7 @@ def prepare_rows(
     def again(other: str) -> Prediction:
         return prepare_rows(exchange, replace(target, version=other), caller, features, read_arrow)
 
-    return prepare_request(exchange, target, caller, features, request, make=make, again=again)
+    return prepare_request(request, exchange, target, caller, features, make=make, again=again)
 
 
 def _read(
