@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pyarrow as pa
 import pytest
 
 from falaj.assembly.model_server import service_caller
@@ -51,6 +52,9 @@ SPEC = TensorSpec(name="x", dtype="float32", shape=(-1, 2), features=("riders__t
 TOML = TWO_ZONES + "\n[serving]\nlog_every = 0.2\n"
 
 
+ARROW = "application/vnd.apache.arrow.stream"
+
+
 class Caller:
     """Calls endpoints with a token."""
 
@@ -73,6 +77,9 @@ class Caller:
 
     def get(self, path: str) -> Any:
         return self._http.get(path).json()
+
+    def send(self, path: str, content: bytes, *, kind: str) -> httpx.Response:
+        return self._http.post(path, content=content, headers={"Content-Type": kind})
 
     def post(self, path: str) -> httpx.Response:
         return self._http.post(path)
@@ -853,6 +860,33 @@ def test_concurrent_reports_are_observed_once_each_on_both_databases(
 
         assert [each.number for each in found] == list(range(1, 21))
         assert sorted(each.requests[0].requests for each in found) == list(range(1, 21))
+
+
+def test_arrow_of_strangers_is_parsed_in_a_process_of_its_own(platform: OwnPlatform, caller: Caller) -> None:
+    platform.endpoints.deploy("rows", model="m@2")
+    caller.until("rows", "2")
+    sink = pa.BufferOutputStream()
+    table = pa.table({"miles": [1.0, 2.0], "riders__trips": [3.0, 4.0]})
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    content = bytes(sink.getvalue())
+
+    good = caller.send("/predict/rows", content, kind=ARROW)
+    cut = caller.send("/predict/rows", content[: len(content) // 2], kind=ARROW)
+    flipped = [
+        caller.send("/predict/rows", content[:at] + b"\xff" + content[at + 1 :], kind=ARROW).status_code
+        for at in range(8, len(content), 40)
+    ]
+
+    assert good.status_code == 200, good.text
+    assert pa.ipc.open_stream(good.content).read_all().to_pylist() == [{"y": 2.0}, {"y": 2.0}]
+    assert good.headers["falaj-prediction"]
+    assert (cut.status_code, "Arrow" in cut.text or "body" in cut.text) == (400, True), cut.text
+    assert set(flipped) <= {200, 400}
+    assert (
+        caller.send("/predict/rows", b'[{"miles":1,"riders__trips":2}]', kind="application/json").status_code
+        == 200
+    )
 
 
 def test_the_index_lists_what_the_gate_lets_the_caller_infer(
