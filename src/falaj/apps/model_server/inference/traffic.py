@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from falaj.apps.model_server.http.exchange import HttpExchange
+from falaj.apps.model_server.http.exchange import InferenceExchange
 from falaj.apps.model_server.inference.protocol import (
     InferRequest,
     InputTensor,
     encode_parameters,
     read_values,
 )
-from falaj.errors import FalajError, Fault, NotFound, Unavailable, shorten
+from falaj.errors import DeadlineExceeded, FalajError, Fault, NotFound, Unavailable, shorten
 from falaj.records.serving import Datatype
 from falaj.serving.deployment_state import ServedEndpoint
 from falaj.serving.signatures import invalid_request
@@ -29,7 +29,9 @@ MAX_PARSED_AGAIN = 256 * 1024
 """Bytes of a body that is parsed again for a fallback with other inputs; it happens on the event loop."""
 
 
-def named_version(served: ServedEndpoint, path_version: str | None, exchange: HttpExchange) -> str | None:
+def named_version(
+    served: ServedEndpoint, path_version: str | None, exchange: InferenceExchange
+) -> str | None:
     """Return the version that the path or the header of a request names, if any.
 
     Raise NotFound unless it is routed, also with weight 0; a shadow never answers.
@@ -51,7 +53,7 @@ def named_version(served: ServedEndpoint, path_version: str | None, exchange: Ht
     return version
 
 
-def sticky_key(served: ServedEndpoint, request: InferRequest, exchange: HttpExchange) -> str:
+def sticky_key(served: ServedEndpoint, request: InferRequest, exchange: InferenceExchange) -> str:
     """Return the key that decides about the version; empty if the request has none.
 
     A request without the key that the operator named is divided by its id, and without an id by turns.
@@ -136,7 +138,7 @@ class Fallback:
     def takes(self, failed: Prediction, error: FalajError) -> bool:
         """Queue the request for the fallback; false if that cannot take it either, and the error stands."""
         version = self._served.fallback
-        if version is None or version == failed.queue.model.version:
+        if version in (None, failed.queue.model.version) or isinstance(error, DeadlineExceeded):
             return False
         notes = encode_parameters(
             {"fallback_from": failed.queue.model.version, "fallback_reason": error.code}
