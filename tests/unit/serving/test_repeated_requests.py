@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import struct
 from collections.abc import Iterator
@@ -12,7 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from falaj.apps.model_server.http.exchange import HttpExchange
 from falaj.apps.model_server.http.repeated_heads import kept_head
+from falaj.apps.model_server.inference.prediction import Prediction
 from falaj.apps.model_server.limits import ServerLimits
 from model_servers import OTHER_TOKEN, TOKEN, RawClient, RunningServer, deployment, mlp, request, serving
 
@@ -110,6 +113,26 @@ def test_repeated_requests_have_their_own_values(server: RunningServer) -> None:
 
     assert texts == bytes_
     assert len({str(text) for text in texts}) == len(rows)
+
+
+def test_requests_leave_nothing_to_the_garbage_collector(server: RunningServer) -> None:
+    """A request that refers to itself would stay until the collector runs, which then stops the event loop."""
+    with RawClient(server.port) as client:
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(20):
+                client.ask(request(body=body(1, 2)))
+                client.ask(request(body=ODD_BODIES[0]))
+            gc.set_debug(gc.DEBUG_SAVEALL)
+            gc.collect()
+            left = [found for found in gc.garbage if isinstance(found, HttpExchange | Prediction)]
+        finally:
+            gc.set_debug(0)
+            gc.garbage.clear()
+            gc.enable()
+
+    assert not left
 
 
 @pytest.mark.parametrize(

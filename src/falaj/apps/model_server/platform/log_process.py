@@ -49,6 +49,8 @@ RECEIVE_BYTES = 1 << 20
 FINISH_S = 30.0
 """How long a log whose server has ended tries to store what it has."""
 RETRY_S = 0.5
+NICENESS = 3
+"""Where cores are scarce, requests come before what was answered already."""
 
 _log = logging.getLogger(__name__)
 
@@ -250,6 +252,7 @@ def main(arguments: Sequence[str]) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # it ends with its server, not before
     os.umask(0o077)
+    os.nice(NICENESS)
     give_up_rights()
     connection = socket.socket(fileno=int(arguments[0]))
     home = open_home()

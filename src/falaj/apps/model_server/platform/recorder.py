@@ -123,17 +123,15 @@ class PredictionRecorder:
 
     def add(self, batch: PredictedBatch) -> None:
         requests = batch.requests
-        rows = requests[-1].rows.stop
-        first = requests[0]
-        for ident in dict.fromkeys([each.prediction.rpartition("-")[0] for each in requests]):
-            if not self._announce(ident, batch):
-                self.lost[first.endpoint, batch.model.version] += rows
-                return
-        sent = self._channel.send(
+        names, rows = [each.prediction for each in requests], requests[-1].rows.stop
+        first, _, _ = names[0].rpartition("-")
+        size = len(first)  # ids of batches are of one length, so that this finds another among them
+        idents = {name[:size] for name in names}
+        if not all(self._announce(ident, batch) for ident in idents) or not self._channel.send(
             frame(
                 RowsAnswered(
                     int(batch.at.timestamp() * 1e6),
-                    [each.prediction for each in requests],
+                    names,
                     [each.rows.stop - each.rows.start for each in requests],
                     [each.caller for each in requests],
                     [each.request for each in requests],
@@ -141,16 +139,20 @@ class PredictionRecorder:
                     tensor_values(batch.outputs),
                 )
             )
-        )
-        if not sent:
-            self.lost[first.endpoint, batch.model.version] += rows
+        ):
+            self.lost[requests[0].endpoint, batch.model.version] += rows
             return
-        recorded = self._batches[first.prediction.rpartition("-")[0]]
+        recorded = self._batches[first]
         recorded.rows += rows
-        if recorded.given is not None:
-            self._send_close(recorded, given=recorded.given)
-        elif recorded.rows >= BATCH_ROWS:
+        for ident in idents:
+            self._close_late(self._batches[ident])
+        if recorded.rows >= BATCH_ROWS and recorded.given is None:
             self._close([recorded.key])
+
+    def _close_late(self, batch: RecordedBatch) -> None:
+        """Close a batch again whose first rows came after its end: only now does the log know it."""
+        if batch.given is not None:
+            self._send_close(batch, given=batch.given)
 
     def when_stored(self, prediction: str, done: Callable[[bool], None]) -> None:
         """Call `done` once the prediction is on disk, with true; with false if it will not be, or not soon."""
