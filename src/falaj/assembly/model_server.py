@@ -128,6 +128,25 @@ def published_loads(home: Home) -> list[ServerLoad]:
     return found
 
 
+def publish_metrics(home: Home, replica: str, text: bytes) -> None:
+    """Publish the metrics of a replica, for a scrape that reaches another one."""
+    folder = home.path / LOADS
+    folder.mkdir(mode=0o700, exist_ok=True)
+    draft = folder / f"{replica}.draft"
+    draft.write_bytes(text)
+    draft.rename(folder / f"{replica}.prom")
+
+
+def published_metrics(home: Home) -> dict[str, bytes]:
+    """Return the metrics that replicas have published in the last seconds, by their names."""
+    found = {}
+    for path in sorted((home.path / LOADS).glob("*.prom")):
+        with suppress(OSError):
+            if time.time() - path.stat().st_mtime < LOAD_S:
+                found[path.stem] = path.read_bytes()
+    return found
+
+
 def _names(load: ServerLoad) -> list[str]:
     return [each.replica for each in load.replicas]
 

@@ -6,7 +6,7 @@ import os
 import time
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
 from weakref import WeakKeyDictionary
 
@@ -59,6 +59,8 @@ class ServerMetrics:
         self._shares = shares
         self.replica = "0"
         """Which of the replicas this process is."""
+        self.others: Callable[[], Mapping[str, bytes]] = dict
+        """Returns the metrics of other replicas, by their names."""
         self._versions: dict[tuple[str, str], VersionMetrics] = {}
         self.served: Mapping[str, ServedEndpoint] = {}
         self.meters: WeakKeyDictionary[BatchQueue, MeteredEngine] = WeakKeyDictionary()
@@ -86,7 +88,13 @@ class ServerMetrics:
         return dict(self._versions)
 
     def render(self) -> bytes:
-        """Return all metrics as text: ours, and those that Triton has under the names that it gives them."""
+        """Return all metrics as text; where there are several replicas, those of all, by the label `replica`."""
+        others = {name: text for name, text in self.others().items() if name != self.replica}
+        own = self.render_own()
+        return merge_replicas({self.replica: own, **others}) if others else own
+
+    def render_own(self) -> bytes:
+        """Return the metrics of this process: ours, and those of Triton under the names that it gives them."""
         return generate_latest(self._registry) + triton_metrics.render(
             self.model_totals(), replica=self.replica
         )
@@ -200,6 +208,31 @@ class ServerMetrics:
             rows.add_metric(labels, queue.rows)
             waiting.add_metric(labels, queue.waiting)
         return batches, rows, waiting
+
+
+def merge_replicas(texts: Mapping[str, bytes]) -> bytes:
+    """Return metrics of several replicas as one text: each family once, each sample with the label `replica`."""
+    heads: dict[str, list[str]] = {}
+    samples: dict[str, list[str]] = {}
+    for replica, text in texts.items():
+        family = ""
+        for line in text.decode().splitlines():
+            if line.startswith("# "):
+                family = line.split(" ", 3)[2]
+                if line not in heads.setdefault(family, []):
+                    heads[family].append(line)
+            elif line:
+                samples.setdefault(family, []).append(_with_replica(line, replica))
+    lines = [line for family, head in heads.items() for line in (*head, *samples.get(family, ()))]
+    return "\n".join([*lines, ""]).encode()
+
+
+def _with_replica(line: str, replica: str) -> str:
+    name, brace, rest = line.partition("{")
+    if not brace:
+        name, _, value = line.partition(" ")
+        return f'{name}{{replica="{replica}"}} {value}'
+    return line if f'replica="{replica}"' in rest else f'{name}{{replica="{replica}",{rest}'
 
 
 def _cumulative(bounds: Sequence[float], numbers: Sequence[int]) -> list[tuple[str, float]]:

@@ -27,11 +27,12 @@ from falaj.apps.model_server.tracing.export import TraceExporter
 from falaj.apps.model_server.tracing.spans import Tracer
 from falaj.apps.process_setup import stop_with_parent
 from falaj.assembly.drivers import open_egress
-from falaj.assembly.home import Home
 from falaj.assembly.model_server import (
     LocalListener,
     local_secret,
     publish_load,
+    publish_metrics,
+    published_metrics,
     service_caller,
     version_opener,
 )
@@ -160,7 +161,9 @@ async def serve_replica(
         }
         sockets, channel = SharedSockets(facts.sockets, accept), ParentChannel(facts.reports)
         channel.open()
-        reporting = asyncio.create_task(_report(running, channel, platform.home))
+        if platform.config.serving.replicas.most > 1:
+            server.metrics.others = partial(published_metrics, platform.home)
+        reporting = asyncio.create_task(_report(running, channel, platform))
         replicas = 0
         while "stop" not in (message := await channel.messages.get()):
             sockets.accept_from(message["accept"])
@@ -173,8 +176,9 @@ async def serve_replica(
             await server.drain(message["stop"])
 
 
-async def _report(running: RunningServer, channel: ParentChannel, home: Home) -> None:
-    """Report the state, and the load every second; publish the counts of versions for `endpoints.load`."""
+async def _report(running: RunningServer, channel: ParentChannel, platform: LocalPlatform) -> None:
+    """Report the state, and the load every second; publish counts and metrics for those who reach another replica."""
+    metrics, several = running.server.metrics, platform.config.serving.replicas.most > 1
     channel.report(state="loading")
     await running.loaded.wait()
     tune_interpreter()
@@ -183,7 +187,9 @@ async def _report(running: RunningServer, channel: ParentChannel, home: Home) ->
     while True:
         await asyncio.sleep(REPORT_S)
         channel.report(load=meter.read(running.server.in_flight).model_dump(mode="json"))
-        publish_load(home, running.server.metrics.load())
+        publish_load(platform.home, metrics.load())
+        if several:
+            publish_metrics(platform.home, metrics.replica, metrics.render_own())
 
 
 def trace_exporter(config: Config, *, replica: str = "0") -> TraceExporter | None:
