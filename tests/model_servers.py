@@ -264,9 +264,12 @@ class KnownTokens:
 class RunningServer:
     """A model server in its own thread."""
 
-    def __init__(self, server: ModelServer, loop: asyncio.AbstractEventLoop, port: int) -> None:
+    def __init__(
+        self, server: ModelServer, loop: asyncio.AbstractEventLoop, port: int, grpc_port: int
+    ) -> None:
         self.server = server
         self.port = port
+        self.grpc_port = grpc_port
         self._loop = loop
 
     def do(self, work: Coroutine[Any, Any, None]) -> None:
@@ -297,9 +300,12 @@ def serving(wanted: Deployment | None, **options: Any) -> Iterator[RunningServer
         server = ModelServer(options.pop("admission", None) or KnownTokens(), **options)
         listener = listen("127.0.0.1", 0)
         await server.start(listener, tls=tls)
+        grpc_listener = listen("127.0.0.1", 0)
+        server.accept_grpc(grpc_listener, tls=tls)
         if wanted is not None:
             await server.apply(wanted)
-        found.append(RunningServer(server, loop, listener.getsockname()[1]))
+        ports = (listener.getsockname()[1], grpc_listener.getsockname()[1])
+        found.append(RunningServer(server, loop, *ports))
         started.set()
         await over.wait()
         if not server.stopping:
@@ -340,11 +346,14 @@ def serving_platform(parts: Assembled) -> Iterator[str]:
 
         def ready(url: str) -> None:
             found.append(url)
-            parts.home.running.write_text(json.dumps({"url": url, "models": url, "pid": os.getpid()}))
+            address = f"127.0.0.1:{grpc.getsockname()[1]}"
+            facts = {"url": url, "models": url, "models_grpc": address, "pid": os.getpid()}
+            parts.home.running.write_text(json.dumps(facts))
             started.set()
 
         with parts.home.lock(), publish_local_socket(parts.home) as inner:
-            await serve(parts, listen("127.0.0.1", 0), inner, ready=ready, until=over.wait)
+            grpc = listen("127.0.0.1", 0)
+            await serve(parts, listen("127.0.0.1", 0), inner, ready=ready, until=over.wait, grpc=grpc)
 
     thread = threading.Thread(target=_run, args=(main, found, started), name="model server")
     thread.start()

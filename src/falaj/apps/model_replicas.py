@@ -58,9 +58,13 @@ class ModelReplicas:
     messages: MessageWriter
     publish: Callable[..., None]
     """Publishes facts about the running platform."""
+    grpc_port: str | None = None
+    """The port to speak gRPC on; none if that is off."""
     start_driver: StartDriver = start_processes
     driver: ReplicaDriver | None = None
     url: str = ""
+    grpc: str | None = None
+    """Where gRPC is spoken, as host and port."""
     problem: str | None = None
     """What keeps the model server from serving."""
     failures: int = 0
@@ -128,20 +132,32 @@ class ModelReplicas:
     def _open(self, now: float) -> ReplicaDriver | None:
         """Open the sockets that all replicas share; what keeps them from that is told, and tried again later."""
         number = sockets_needed(self.serving.replicas.most)
+        http = self._open_port("port", self.port, number, now)
+        if http is None:
+            return None
+        sockets: dict[str, Sequence[socket.socket]] = {"http": http}
+        if self.grpc_port is not None:
+            grpc = self._open_port("grpc_port", self.grpc_port, number, now)
+            if grpc is None:
+                for each in http:
+                    each.close()
+                return None
+            sockets["grpc"], self.grpc = grpc, _address(grpc[0])
+        inner = self._opened.enter_context(publish_local_socket(self.home))
+        self.url = f"{self.scheme}://{_address(http[0])}"
+        self.failures, self.problem = 0, None
+        return self.start_driver(self.home, sockets | {"local": [inner.socket]}, self.messages.pipe)
+
+    def _open_port(self, name: str, port: str, number: int, now: float) -> list[socket.socket] | None:
         try:
-            http = open_sockets(self.serving.bind, self.port, number)
+            return open_sockets(self.serving.bind, port, number)
         except OSError as error:
             self._unable(
-                f"the model server cannot listen on {self.serving.bind}:{self.port.rstrip('+')} ({error.strerror}); "
-                "set serving.port in falaj.toml to a free port, or to 0, and restart the platform"
+                f"the model server cannot listen on {self.serving.bind}:{port.rstrip('+')} ({error.strerror}); "
+                f"set serving.{name} in falaj.toml to a free port, or to 0, and restart the platform"
             )
             self._back_off(UNABLE_S, now)
             return None
-        inner = self._opened.enter_context(publish_local_socket(self.home))
-        host, port = http[0].getsockname()[:2]
-        self.url = f"{self.scheme}://{f'[{host}]' if ':' in host else host}:{port}"
-        self.failures, self.problem = 0, None
-        return self.start_driver(self.home, {"http": http, "local": [inner.socket]}, self.messages.pipe)
 
     # ------------------------------------------------------------------------------------------ failures
 
@@ -170,7 +186,7 @@ class ModelReplicas:
         if problem != self.problem:
             self.messages.warn(problem)
         self.problem = problem
-        self.publish(models=None, models_problem=problem)
+        self.publish(models=None, models_grpc=None, models_problem=problem)
 
     def _recover(self, running: Sequence[Replica]) -> None:
         self.problem = None
@@ -197,7 +213,12 @@ class ModelReplicas:
                 self.why = decision.reason
                 self.messages.say(f"the model server gets {_number(self.state.wanted)}: {self.why}")
         if ready or (self.state.wanted == 0 and self.url):
-            self.publish(models=self.url, models_problem=None, replicas=self._described(len(ready)))
+            self.publish(
+                models=self.url,
+                models_grpc=self.grpc,
+                models_problem=None,
+                replicas=self._described(len(ready)),
+            )
 
     def _described(self, ready: int) -> str:
         """Return how many replicas are ready, and why as many are wanted."""
@@ -229,6 +250,11 @@ class ModelReplicas:
         name = self.restarting.pop(0)
         if any(each.name == name for each in running):
             driver.start(replaces=name)
+
+
+def _address(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def _sample(ready: Sequence[Replica], now: float) -> LoadSample:

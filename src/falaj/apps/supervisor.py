@@ -40,16 +40,18 @@ def up(home_path: Path | None = None, *, port: int | None = None, bind: str | No
         config = read_config(home.toml)
         given = {key: value for key, value in (("port", port), ("bind", bind)) if value is not None}
         server, serving = _changed(config.server, given), config.serving
-        if server.port == 0 and "port" not in config.serving.model_fields_set:
-            serving = serving.model_copy(update={"port": 0})
+        if server.port == 0:
+            unset = {"port", "grpc_port"} - config.serving.model_fields_set
+            serving = serving.model_copy(update=dict.fromkeys(unset, 0))
         fixed = {"server"} if is_fixed(config.server, server.bind) or port is not None else set()
         fixed |= {"serving"} if is_fixed(config.serving, serving.bind) else set()
+        fixed |= {"grpc"} if is_fixed(config.serving, serving.bind, "grpc_port") else set()
         return Supervisor(home, server, serving, frozenset(fixed)).run()
 
 
-def is_fixed(config: ServerConfig | ServingConfig, bind: str) -> bool:
+def is_fixed(config: ServerConfig | ServingConfig, bind: str, name: str = "port") -> bool:
     """Tell whether others rely on a port: falaj.toml sets it, or other machines can reach it."""
-    return "port" in config.model_fields_set or not is_loopback(bind)
+    return name in config.model_fields_set or not is_loopback(bind)
 
 
 def up_detached(home_path: Path | None = None, *, options: Sequence[str] = ()) -> PlatformStatus:
@@ -111,6 +113,7 @@ def status(home_path: Path | None = None) -> PlatformStatus:
         url=facts["url"],
         pid=facts["pid"],
         models=facts.get("models"),
+        models_grpc=facts.get("models_grpc"),
         models_problem=facts.get("models_problem"),
         replicas=facts.get("replicas"),
     )
@@ -173,7 +176,7 @@ class Supervisor:
     server: ServerConfig
     serving: ServingConfig
     fixed_ports: frozenset[str] = frozenset()
-    """Of `server` and `serving`, those whose port somebody chose: the others may take another one."""
+    """Of `server`, `serving` and `grpc`, those whose port somebody chose: the others may take another one."""
     stopping: bool = False
     messages: MessageWriter = field(init=False)
     children: list[ChildProcess] = field(default_factory=list)
@@ -215,8 +218,11 @@ class Supervisor:
 
     def _model_replicas(self) -> ModelReplicas:
         scheme = "http" if (self.serving.tls or self.server.tls) is None else "https"
-        port = self._port("serving", self.serving.port)
-        return ModelReplicas(self.home, self.serving, port, scheme, self.messages, self._write_facts)
+        port, grpc = self._port("serving", self.serving.port), self.serving.grpc_port
+        grpc_port = None if grpc == "off" else self._port("grpc", grpc)
+        return ModelReplicas(
+            self.home, self.serving, port, scheme, self.messages, self._write_facts, grpc_port=grpc_port
+        )
 
     def _port(self, name: str, port: int) -> str:
         return spell_port(port, fixed=name in self.fixed_ports)

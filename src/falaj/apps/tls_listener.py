@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from falaj.apps.socket_listener import Acceptor
 from falaj.records.config import Tls
@@ -19,8 +19,16 @@ HANDSHAKE_S = 10.0
 class TlsListener:
     """Accepts connections on a socket that listens; the protocol of one is made when its handshake is over."""
 
-    def __init__(self, listener: socket.socket, tls: Tls, protocol: Callable[[], asyncio.Protocol]) -> None:
-        self._context, self._protocol = _server_context(tls), protocol
+    def __init__(
+        self,
+        listener: socket.socket,
+        tls: Tls,
+        protocol: Callable[[], asyncio.Protocol],
+        *,
+        protocols: Sequence[str] = (),
+    ) -> None:
+        """`protocols` are the names by which clients may ask for the protocol in the handshake (ALPN)."""
+        self._context, self._protocol = _server_context(tls, protocols), protocol
         self._handshakes: dict[socket.socket, asyncio.Task[None]] = {}  # oldest first
         self._acceptor = Acceptor(listener, self._accepted)
 
@@ -68,8 +76,10 @@ def _end(connection: socket.socket) -> None:
         connection.shutdown(socket.SHUT_RDWR)
 
 
-def _server_context(tls: Tls) -> ssl.SSLContext:
+def _server_context(tls: Tls, protocols: Sequence[str]) -> ssl.SSLContext:
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.load_cert_chain(tls.certificate, tls.key)
+    if protocols:
+        context.set_alpn_protocols(list(protocols))
     return context

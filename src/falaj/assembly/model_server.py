@@ -9,7 +9,6 @@ import shutil
 import socket
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
@@ -37,9 +36,7 @@ LONGEST_SOCKET_PATH = 100
 """Bytes; the system takes little more."""
 ANSWER_S = 30.0
 LOAD_S = 5.0
-"""How long the model server may take to answer, and to tell what it does now; older loads are of nobody."""
-LOADS = "model-loads"
-"""The folder of the home where replicas publish what they do."""
+"""How long the model server may take to answer, and to tell what it does now."""
 
 
 class LocalModelServer:
@@ -50,6 +47,10 @@ class LocalModelServer:
 
     def url(self) -> str | None:
         found = self._home.platform().get("models")
+        return None if found is None else str(found)
+
+    def grpc_address(self) -> str | None:
+        found = self._home.platform().get("models_grpc")
         return None if found is None else str(found)
 
     def problem(self) -> str | None:
@@ -80,14 +81,8 @@ class LocalModelServer:
             raise Unavailable("models cannot be served by this installation; pip install 'falaj[serve]'")
 
     def load(self) -> ServerLoad:
-        """Return what the replica does that answers, with what the others have published in the last seconds."""
-        found = ServerLoad.model_validate_json(self._ask("GET", LOAD_PATH, "", b"", within_s=LOAD_S))
-        known = {each.replica for each in found.replicas}
-        others = [each for each in published_loads(self._home) if known.isdisjoint(_names(each))]
-        return ServerLoad(
-            replicas=(*found.replicas, *(each for other in others for each in other.replicas)),
-            versions=(*found.versions, *(each for other in others for each in other.versions)),
-        )
+        """Return what the replicas do; the one that answers knows of the others."""
+        return ServerLoad.model_validate_json(self._ask("GET", LOAD_PATH, "", b"", within_s=LOAD_S))
 
     def infer(self, path: str, caller: str, body: bytes) -> bytes:
         return self._ask("POST", path, caller, body, within_s=ANSWER_S)
@@ -106,49 +101,6 @@ class LocalModelServer:
         if answer.status_code != 200:
             raise _refusal(answer.json())
         return answer.content
-
-
-def publish_load(home: Home, load: ServerLoad) -> None:
-    """Publish what a replica does now, for those who reach another replica."""
-    folder = home.path / LOADS
-    folder.mkdir(mode=0o700, exist_ok=True)
-    for name in _names(load):
-        draft = folder / f"{name}.new"
-        draft.write_text(load.model_dump_json())
-        draft.rename(folder / f"{name}.json")
-
-
-def published_loads(home: Home) -> list[ServerLoad]:
-    """Return what replicas have published that run now."""
-    found = []
-    for path in sorted((home.path / LOADS).glob("*.json")):
-        with suppress(OSError, ValueError):
-            if time.time() - path.stat().st_mtime < LOAD_S:
-                found.append(ServerLoad.model_validate_json(path.read_bytes()))
-    return found
-
-
-def publish_metrics(home: Home, replica: str, text: bytes) -> None:
-    """Publish the metrics of a replica, for a scrape that reaches another one."""
-    folder = home.path / LOADS
-    folder.mkdir(mode=0o700, exist_ok=True)
-    draft = folder / f"{replica}.draft"
-    draft.write_bytes(text)
-    draft.rename(folder / f"{replica}.prom")
-
-
-def published_metrics(home: Home) -> dict[str, bytes]:
-    """Return the metrics that replicas have published in the last seconds, by their names."""
-    found = {}
-    for path in sorted((home.path / LOADS).glob("*.prom")):
-        with suppress(OSError):
-            if time.time() - path.stat().st_mtime < LOAD_S:
-                found[path.stem] = path.read_bytes()
-    return found
-
-
-def _names(load: ServerLoad) -> list[str]:
-    return [each.replica for each in load.replicas]
 
 
 def _refusal(response: dict[str, str]) -> FalajError:
@@ -204,6 +156,8 @@ def process_replicas(
     home: Home, sockets: Mapping[str, Sequence[socket.socket]], *, output: int
 ) -> ReplicaDriver:
     """Return the driver that runs replicas of the model server of `home` as processes, which write to `output`."""
+    shutil.rmtree(home.replica_metrics, ignore_errors=True)  # counters begin with the platform
+    home.replica_metrics.mkdir(mode=0o700, exist_ok=True)
     environment = os.environ | {"FALAJ_HOME": str(home.path), "FALAJ_CONFIG_DIR": str(home.config_dir)}
     command = [sys.executable, "-m", "falaj.apps.model_server"]
     return ProcessReplicas(command, sockets=sockets, environment=environment, output=output)

@@ -113,6 +113,8 @@ class ServingConfig(Record):
     """Address of the model server, which runs once something is deployed; beyond loopback only with TLS."""
     port: Annotated[int, Field(ge=0, le=65535)] = 7481
     """Port of the model server; 0 takes a free one."""
+    grpc_port: Annotated[int, Field(ge=0, le=65535)] | Literal["off"] = 7483
+    """Port of the model server for gRPC; 0 takes a free one, "off" none."""
     tls: Tls | None = None
     """Certificate and key of the model server; by default those of the API."""
     log_every: Annotated[timedelta, Field(ge=timedelta(milliseconds=100), le=timedelta(minutes=5))] = (

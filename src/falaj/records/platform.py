@@ -39,6 +39,8 @@ class PlatformStatus(Record):
     controller: str | None = None
     models: str | None = None
     """The URL of the model server; none until something is deployed."""
+    models_grpc: str | None = None
+    """Where the model server speaks gRPC, as host and port."""
     models_problem: str | None = None
     """What keeps the model server from serving."""
     replicas: str | None = None

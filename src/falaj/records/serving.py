@@ -244,6 +244,8 @@ class DeployedEndpoint(Record):
     zone: str = ""
     label: Label
     url: str | None = None
+    grpc: str | None = None
+    """Where the model server speaks gRPC, and the model's name there, like `127.0.0.1:7483 acme/churn`."""
     protected: str | None = None
     """The alias for which every version that it serves must be approved; none if it is not protected."""
     unlogged: int = 0

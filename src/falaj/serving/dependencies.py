@@ -76,6 +76,10 @@ class ModelServerClient(Protocol):
         """Return its URL, if known."""
         ...
 
+    def grpc_address(self) -> str | None:
+        """Return where it speaks gRPC, as host and port, if known."""
+        ...
+
     def problem(self) -> str | None:
         """Return what keeps it from serving, if anything does."""
         ...

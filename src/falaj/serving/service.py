@@ -415,11 +415,14 @@ class Endpoints:
             raise objects.unknown(ident, "endpoint")
         workspace = objects.by_id(call.tx, found.workspace)
         address = self._server.url()
-        path = None if address is None else f"{address}/v2/models/{endpoint_path(workspace, found.name)}"
+        called = endpoint_path(workspace, found.name)
+        path = None if address is None else f"{address}/v2/models/{called}"
+        grpc = self._server.grpc_address()
         record = store.endpoint_record(call.tx, found, url=path)
         alias = self._protection.alias_of(call, found, [route.id for route in record.routes])
         problem = None if address else self._server.problem()
-        return record.model_copy(update={"protected": alias, "problem": problem})
+        more = {"protected": alias, "problem": problem, "grpc": None if grpc is None else f"{grpc} {called}"}
+        return record.model_copy(update=more)
 
 
 def endpoint_path(workspace: StoredObject | None, name: str) -> str:

@@ -10,7 +10,6 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from falaj.apps.model_server.limits import ServerLimits
-from falaj.apps.model_server.metrics import merge_replicas
 from falaj.records.serving import Deployment
 from model_servers import RawClient, RunningServer, constant, deployment, mlp, request, serving
 
@@ -68,19 +67,3 @@ def test_waiting_for_a_thread_is_queue_time(tmp_path: Path) -> None:
 
     assert totals.queue_duration_us > totals.compute_infer_duration_us / 8
     assert totals.queue_duration_us <= totals.request_duration_us
-
-
-def test_metrics_of_replicas_are_one_text(server: RunningServer) -> None:
-    with RawClient(server.port) as client:
-        client.ask(request(body=body(2)))
-    own = server.server.metrics.render_own()
-    other = own.replace(b'replica="0"', b'replica="2"')
-
-    text = merge_replicas({"0": own, "2": other}).decode()
-
-    families = {family.name: family for family in text_string_to_metric_families(text)}
-    rows = families["falaj_serving_rows"].samples
-    assert [(each.labels["replica"], each.value) for each in rows] == [("0", 2.0), ("2", 2.0)]
-    assert {each.labels["replica"] for each in families["falaj_serving_connections"].samples} == {"0", "2"}
-    assert [each.labels["replica"] for each in families["nv_inference_count"].samples] == ["0", "2"]
-    assert text.count("# TYPE nv_inference_count ") == 1

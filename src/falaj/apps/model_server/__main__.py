@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from functools import partial
 
@@ -44,10 +45,9 @@ def main() -> None:
 
 
 def _serve_alone(home: Home, platform: LocalPlatform, log: StartLog, *, bind: str, port: str) -> None:
-    try:
-        listener = listen_on(port, partial(listen, bind, tls=platform.config.tls_of_serving))
-    except OSError as error:
-        sys.exit(f"the model server cannot listen on {bind}:{port.rstrip('+')} ({error.strerror})")
+    grpc_port = str(platform.config.serving.grpc_port)
+    listener = _listener(platform, bind, port)
+    grpc = None if grpc_port == "off" else _listener(platform, bind, grpc_port)
     with publish_local_socket(home) as inner:
         run(
             lambda: serve(
@@ -56,9 +56,17 @@ def _serve_alone(home: Home, platform: LocalPlatform, log: StartLog, *, bind: st
                 inner,
                 ready=lambda _: tune_interpreter(),
                 until=wait_for_stop,
+                grpc=grpc,
                 start_log=log,
             )
         )
+
+
+def _listener(platform: LocalPlatform, bind: str, port: str) -> socket.socket:
+    try:
+        return listen_on(port, partial(listen, bind, tls=platform.config.tls_of_serving))
+    except OSError as error:
+        sys.exit(f"the model server cannot listen on {bind}:{port.rstrip('+')} ({error.strerror})")
 
 
 if __name__ == "__main__":

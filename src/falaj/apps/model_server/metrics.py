@@ -6,7 +6,7 @@ import os
 import time
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from weakref import WeakKeyDictionary
 
@@ -16,6 +16,7 @@ from prometheus_client.metrics_core import Metric
 
 from falaj.apps.byte_shares import ByteShares
 from falaj.apps.model_server import triton_metrics
+from falaj.apps.model_server.replica_metrics import ReplicaMetrics
 from falaj.apps.model_server.triton_metrics import ModelTotals
 from falaj.records.names import ObjectId
 from falaj.records.serving import ReplicaUsage, ServerLoad, VersionLoad
@@ -59,8 +60,6 @@ class ServerMetrics:
         self._shares = shares
         self.replica = "0"
         """Which of the replicas this process is."""
-        self.others: Callable[[], Mapping[str, bytes]] = dict
-        """Returns the metrics of other replicas, by their names."""
         self._versions: dict[tuple[str, str], VersionMetrics] = {}
         self.served: Mapping[str, ServedEndpoint] = {}
         self.meters: WeakKeyDictionary[BatchQueue, MeteredEngine] = WeakKeyDictionary()
@@ -73,6 +72,8 @@ class ServerMetrics:
         self.unlogged = 0
         self.traces: Mapping[str, int] = {}
         """Traces by what became of them: sent, failed or dropped."""
+        self.peers: ReplicaMetrics | None = None
+        """The replicas beside this one, if there are."""
         self._registry = CollectorRegistry()
         self._registry.register(self)
 
@@ -88,19 +89,32 @@ class ServerMetrics:
         return dict(self._versions)
 
     def render(self) -> bytes:
-        """Return all metrics as text; where there are several replicas, those of all, by the label `replica`."""
-        others = {name: text for name, text in self.others().items() if name != self.replica}
-        own = self.render_own()
-        return merge_replicas({self.replica: own, **others}) if others else own
+        """Return all metrics as text: ours, and those that Triton has under the names that it gives them."""
+        text = self._own_text()
+        if self.peers is None:
+            return text.encode()
+        return self.peers.combined(text, self._own_load().model_dump_json()).encode()
 
-    def render_own(self) -> bytes:
-        """Return the metrics of this process: ours, and those of Triton under the names that it gives them."""
-        return generate_latest(self._registry) + triton_metrics.render(
-            self.model_totals(), replica=self.replica
-        )
+    def store(self) -> None:
+        """Write the metrics for the replicas beside this one, if there are."""
+        if self.peers is not None:
+            self.peers.store(self._own_text(), self._own_load().model_dump_json())
+
+    def _own_text(self) -> str:
+        totals = triton_metrics.render(self.model_totals(), replica=self.replica)
+        return (generate_latest(self._registry) + totals).decode()
 
     def load(self) -> ServerLoad:
-        """Return what the server does now, for `endpoints.load`."""
+        """Return what the server does now, with the replicas beside this one, for `endpoints.load`."""
+        own = self._own_load()
+        others = [] if self.peers is None else [each for each in self.peers.others() if each.is_running]
+        loads = [own, *(ServerLoad.model_validate_json(each.load) for each in others)]
+        return ServerLoad(
+            replicas=tuple(replica for load in loads for replica in load.replicas),
+            versions=tuple(version for load in loads for version in load.versions),
+        )
+
+    def _own_load(self) -> ServerLoad:
         versions = [
             VersionLoad(
                 endpoint=ObjectId(served.endpoint.id or name),
@@ -208,31 +222,6 @@ class ServerMetrics:
             rows.add_metric(labels, queue.rows)
             waiting.add_metric(labels, queue.waiting)
         return batches, rows, waiting
-
-
-def merge_replicas(texts: Mapping[str, bytes]) -> bytes:
-    """Return metrics of several replicas as one text: each family once, each sample with the label `replica`."""
-    heads: dict[str, list[str]] = {}
-    samples: dict[str, list[str]] = {}
-    for replica, text in texts.items():
-        family = ""
-        for line in text.decode().splitlines():
-            if line.startswith("# "):
-                family = line.split(" ", 3)[2]
-                if line not in heads.setdefault(family, []):
-                    heads[family].append(line)
-            elif line:
-                samples.setdefault(family, []).append(_with_replica(line, replica))
-    lines = [line for family, head in heads.items() for line in (*head, *samples.get(family, ()))]
-    return "\n".join([*lines, ""]).encode()
-
-
-def _with_replica(line: str, replica: str) -> str:
-    name, brace, rest = line.partition("{")
-    if not brace:
-        name, _, value = line.partition(" ")
-        return f'{name}{{replica="{replica}"}} {value}'
-    return line if f'replica="{replica}"' in rest else f'{name}{{replica="{replica}",{rest}'
 
 
 def _cumulative(bounds: Sequence[float], numbers: Sequence[int]) -> list[tuple[str, float]]:

@@ -22,6 +22,7 @@ from falaj.apps.model_server.platform.log_process import LogReceiver, LogThread
 from falaj.apps.model_server.platform.recorder import PredictionRecorder
 from falaj.apps.model_server.platform.reload import DeploymentReloader
 from falaj.apps.model_server.replica import Accept, ParentChannel, ReplicaFacts, SharedSockets
+from falaj.apps.model_server.replica_metrics import ReplicaMetrics
 from falaj.apps.model_server.server import ModelServer
 from falaj.apps.model_server.tracing.export import TraceExporter
 from falaj.apps.model_server.tracing.spans import Tracer
@@ -30,9 +31,6 @@ from falaj.assembly.drivers import open_egress
 from falaj.assembly.model_server import (
     LocalListener,
     local_secret,
-    publish_load,
-    publish_metrics,
-    published_metrics,
     service_caller,
     version_opener,
 )
@@ -66,6 +64,7 @@ async def serve(
     *,
     ready: Callable[[str], None],
     until: Callable[[], Awaitable[object]],
+    grpc: socket.socket | None = None,
     start_log: StartLog | None = None,
 ) -> None:
     """Serve the platform's endpoints until `until` returns; then have the prediction log store everything.
@@ -75,6 +74,8 @@ async def serve(
     async with running_server(platform, start_log=start_log) as running:
         await running.server.start(listener, tls=running.tls)
         await running.server.start_internal(inner.socket, secret=inner.secret)
+        if grpc is not None:
+            running.server.accept_grpc(grpc, tls=running.tls)
         ready(url_of(listener, secure=running.tls is not None))
         await until()
 
@@ -107,6 +108,7 @@ async def running_server(
         limits=limits or limits_of(platform.config.serving),
         access=access_of(platform.config.serving),
         tracer=tracer,
+        read_arrow=client.read_arrow,
     )
     counters = CountReporter(client, server.metrics, recorder, lambda: admission.endpoints, server.shadows)
     recorder.periodic_tasks = (counters.report,)
@@ -155,15 +157,16 @@ async def serve_replica(
         platform, limits_of_replica(platform.config.serving), start_log=start_log, replica=facts.name
     ) as running:
         server = running.server
+        if (config := platform.config.serving.replicas).most > 1 or not config.min:
+            server.metrics.peers = ReplicaMetrics(platform.home.replica_metrics, facts.name)
         accept: dict[str, Accept] = {
             "http": partial(server.accept, tls=running.tls),
+            "grpc": partial(server.accept_grpc, tls=running.tls),
             "local": partial(server.accept_internal, secret=local_secret(platform.home)),
         }
         sockets, channel = SharedSockets(facts.sockets, accept), ParentChannel(facts.reports)
         channel.open()
-        if platform.config.serving.replicas.most > 1:
-            server.metrics.others = partial(published_metrics, platform.home)
-        reporting = asyncio.create_task(_report(running, channel, platform))
+        reporting = asyncio.create_task(_report(running, channel))
         replicas = 0
         while "stop" not in (message := await channel.messages.get()):
             sockets.accept_from(message["accept"])
@@ -174,11 +177,11 @@ async def serve_replica(
         reporting.cancel()
         if message["stop"]:
             await server.drain(message["stop"])
+        server.metrics.store()
 
 
-async def _report(running: RunningServer, channel: ParentChannel, platform: LocalPlatform) -> None:
-    """Report the state, and the load every second; publish counts and metrics for those who reach another replica."""
-    metrics, several = running.server.metrics, platform.config.serving.replicas.most > 1
+async def _report(running: RunningServer, channel: ParentChannel) -> None:
+    """Report the state, and the load every second."""
     channel.report(state="loading")
     await running.loaded.wait()
     tune_interpreter()
@@ -187,9 +190,7 @@ async def _report(running: RunningServer, channel: ParentChannel, platform: Loca
     while True:
         await asyncio.sleep(REPORT_S)
         channel.report(load=meter.read(running.server.in_flight).model_dump(mode="json"))
-        publish_load(platform.home, metrics.load())
-        if several:
-            publish_metrics(platform.home, metrics.replica, metrics.render_own())
+        running.server.metrics.store()
 
 
 def trace_exporter(config: Config, *, replica: str = "0") -> TraceExporter | None:

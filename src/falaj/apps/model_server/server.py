@@ -13,9 +13,12 @@ from typing import Any, cast
 import numpy.typing as npt
 
 from falaj.apps.byte_shares import ByteShares
+from falaj.apps.model_server.grpc.connection import GrpcConnection
+from falaj.apps.model_server.grpc.service import GrpcService
 from falaj.apps.model_server.http.access import HttpAccess
 from falaj.apps.model_server.http.connection import Connection, ServerConnection
 from falaj.apps.model_server.inference.dispatch import Dispatcher
+from falaj.apps.model_server.inference.plain_rows.formats import ReadArrow
 from falaj.apps.model_server.inference.prediction import Prediction, predicted_batch
 from falaj.apps.model_server.inference.shadow import ShadowRunner
 from falaj.apps.model_server.limits import ServerLimits
@@ -59,6 +62,7 @@ class ModelServer:
         sink: PredictionSink | None = None,
         limits: ServerLimits | None = None,
         access: HttpAccess | None = None,
+        read_arrow: ReadArrow | None = None,
         failures: AuthenticationFailures | None = None,
         load: Callable[[ServedFile], ModelEngine] = load_file,
         tracer: Tracer | None = None,
@@ -78,7 +82,20 @@ class ModelServer:
         self.shadows = ShadowRunner(self._sink, self.metrics.shadow_outcomes)
         self._deployment_state = DeploymentState(self._make_queue, load)
         self._dispatcher = Dispatcher(
-            admission, features or NoFeatureReader(), self._sink, self.metrics, self.limits, tracer
+            admission,
+            features or NoFeatureReader(),
+            self._sink,
+            self.metrics,
+            self.limits,
+            tracer=tracer,
+            read_arrow=read_arrow,
+        )
+        self._grpc = GrpcService(
+            self._dispatcher,
+            admission,
+            features or NoFeatureReader(),
+            self.metrics,
+            is_readiness_public=self.access.public_readiness,
         )
         self.dispatch = self._dispatcher.dispatch
         self.compress = self._dispatcher.compress
@@ -102,16 +119,28 @@ class ModelServer:
         """Accept connections on `listener` until what is returned is released."""
         return self._accept(listener, partial(Connection, self), tls)
 
+    def accept_grpc(self, listener: socket.socket, *, tls: Tls | None = None) -> SocketListener | TlsListener:
+        """Accept connections of gRPC clients until what is returned is released."""
+        return self._accept(listener, partial(GrpcConnection, self, self._grpc), tls, protocols=("h2",))
+
     def accept_internal(self, listener: socket.socket, *, secret: str) -> SocketListener | TlsListener:
         """Accept connections of other platform processes until what is returned is released."""
         return self._accept(listener, partial(Connection, self, internal=secret.encode()), None)
 
     def _accept(
-        self, listener: socket.socket, make: Callable[[], asyncio.Protocol], tls: Tls | None
+        self,
+        listener: socket.socket,
+        make: Callable[[], asyncio.Protocol],
+        tls: Tls | None,
+        protocols: Sequence[str] = (),
     ) -> SocketListener | TlsListener:
         if self._sweeping is None:
             self._sweep()
-        made = SocketListener(listener, make) if tls is None else TlsListener(listener, tls, make)
+        made = (
+            SocketListener(listener, make)
+            if tls is None
+            else TlsListener(listener, tls, make, protocols=protocols)
+        )
         made.start()
         self._listening.append(made)
         return made
@@ -123,12 +152,13 @@ class ModelServer:
 
     def release_connections(self) -> None:
         """Close each connection after its next response: its client connects again, maybe to another replica."""
-        for connection in self.connections:
+        for connection in list(self.connections):
             connection.close_after_response()
 
     async def drain(self, grace_s: float) -> None:
         """Answer, and close each connection after its next response; return when all are, or after `grace_s`."""
         self.stopping = True
+        self.release_connections()
         until = self._loop.time() + grace_s
         while self._loop.time() < until and (
             self.connections or any(each.opening for each in self._listening)
@@ -148,12 +178,14 @@ class ModelServer:
             raise
         self.metrics.reloads["done"] += 1
         self._dispatcher.update(self._deployment_state.served)
+        self._grpc.update()
         self.shadows.update(self._deployment_state.served)
 
     async def stop(self) -> None:
         """Stop accepting connections, answer pending requests and close; abort what is left after a timeout."""
         self.stopping = True
         self._dispatcher.ready = False
+        self._grpc.update()
         for listening in self._listening:
             listening.close()
         for connection in list(self.connections):

@@ -49,7 +49,7 @@ RECIPES: dict[ImageKind, ImageRecipe] = {
         "the platform: API, controller and command line",
         extras=("hsm", "k8s", "postgres", "serve"),
         command=("falaj", "up"),
-        ports=(7480, 7481, 7482),
+        ports=(7480, 7481, 7482, 7483),
     ),
     "worker": ImageRecipe(
         "the worker, in which jobs run on Kubernetes",
@@ -69,7 +69,7 @@ RECIPES: dict[ImageKind, ImageRecipe] = {
         "the model server",
         extras=("postgres", "serve"),
         command=("python3", "-m", "falaj.apps.model_server", "0.0.0.0", "7481"),  # noqa: S104 - a pod's own
-        ports=(7481,),
+        ports=(7481, 7483),
     ),
 }
 

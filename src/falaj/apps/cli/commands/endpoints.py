@@ -321,6 +321,7 @@ def _facts(found: DeployedEndpoint) -> dict[str, str]:
         "routes": shares(found),
         "sticky": format_value(found.sticky),
         "address": format_value(found.url),
+        "gRPC": format_value(found.grpc),
         "looks up": "; ".join(reads) or "-",
         **({} if found.lookup is None else {"missing": _missing_rule(found.lookup)}),
         "scoring": format_value(found.scoring),

@@ -28,6 +28,20 @@ class ResponseQueue(Protocol):
     def holds(self, exchange: HttpExchange, size: int) -> bool: ...
 
 
+class InferenceExchange(Protocol):
+    """A request for inference as its prediction sees it, whatever protocol it came by."""
+
+    began: float
+    size: int
+    queued: QueuedRequest | None
+    trace: RequestTrace | None
+
+    @property
+    def cancelled(self) -> bool: ...
+    def header(self, name: bytes) -> bytes | None: ...
+    def finish(self, response: HttpResponse) -> None: ...
+
+
 class HttpExchange:
     """A complete request, and its response once there is one."""
 
@@ -122,6 +136,9 @@ class HttpExchange:
             if len(response.body) > LARGE_RESPONSE_BYTES and not self._writer.holds(self, len(response.body)):
                 response = error_response(_response_not_held(len(response.body)))
             self.response = response
+            self.queued = (
+                None  # it refers to this exchange: the two would stay until the garbage collector runs
+            )
             self._writer.flush()
 
     def cancel(self) -> None:
@@ -129,6 +146,7 @@ class HttpExchange:
         self.cancelled = True
         if self.queued is not None:
             self.queued.cancelled = True
+            self.queued = None
 
     def to_bytes(self, *, closes: bool) -> bytes:
         if self.response is None:

@@ -17,6 +17,7 @@ from falaj.apps.model_server.http import responses
 from falaj.apps.model_server.http.access import preflight_response
 from falaj.apps.model_server.http.compression import compress, decompress
 from falaj.apps.model_server.http.exchange import HttpExchange
+from falaj.apps.model_server.http.repeated_heads import RepeatedHead
 from falaj.apps.model_server.http.responses import HttpResponse
 from falaj.apps.model_server.inference.decisions import DecisionQueue, Done
 from falaj.apps.model_server.inference.model_reports import (
@@ -27,6 +28,8 @@ from falaj.apps.model_server.inference.model_reports import (
     unload_refused,
 )
 from falaj.apps.model_server.inference.paths import UNKNOWN, PathKind, PathTarget, build_path_table
+from falaj.apps.model_server.inference.plain_rows.formats import ReadArrow
+from falaj.apps.model_server.inference.plain_rows.prediction import prepare_rows
 from falaj.apps.model_server.inference.prediction import Prediction, prepare
 from falaj.apps.model_server.limits import ServerLimits
 from falaj.apps.model_server.metrics import ServerMetrics
@@ -36,7 +39,8 @@ from falaj.serving.dependencies import LOAD_PATH, Admission, FeatureReader, Pred
 from falaj.serving.deployment_state import ServedEndpoint
 
 MODELS, REPOSITORY = b"/v2/models/", b"/v2/repository/models/"
-NAMING = (MODELS, REPOSITORY)
+V1_MODELS, PREDICT = b"/v1/models/", b"/predict"
+NAMING = (MODELS, REPOSITORY, V1_MODELS, PREDICT + b"/")
 """Beginnings of paths that name an endpoint."""
 LAST_WORDS = frozenset((b"infer", b"ready", b"config", b"stats", b"load", b"unload"))
 LARGE_BODY_BYTES = 256 * 1024
@@ -48,10 +52,11 @@ PARSING_THREADS = 2
 
 MAX_DECOMPRESSIONS = 16
 """Compressed bodies of one caller that may wait for a thread: a few bytes can be megabytes of work."""
+ROWS = frozenset((PathKind.PREDICT, PathKind.V1_PREDICT))
 REPORTS = frozenset(
     (
         *(PathKind.METRICS, PathKind.STATISTICS, PathKind.ALL_STATISTICS),
-        *(PathKind.INDEX, PathKind.LOAD, PathKind.UNLOAD),
+        *(PathKind.V1_INDEX, PathKind.INDEX, PathKind.LOAD, PathKind.UNLOAD),
     )
 )
 
@@ -69,8 +74,10 @@ class Dispatcher:
         metrics: ServerMetrics,
         limits: ServerLimits,
         tracer: Tracer | None = None,
+        read_arrow: ReadArrow | None = None,
     ) -> None:
         self._tracer = tracer
+        self._read_arrow = read_arrow
         self._limits = limits
         self.decisions = DecisionQueue(admission)
         self._features = features
@@ -79,7 +86,7 @@ class Dispatcher:
         self._parsing_pool = ThreadPoolExecutor(PARSING_THREADS, thread_name_prefix="parsing")
         self._loop = asyncio.get_running_loop()
         self._paths: dict[bytes, PathTarget] = {}
-        self._served: Mapping[str, ServedEndpoint] = {}
+        self.served: Mapping[str, ServedEndpoint] = {}
         self._decompressing: Counter[str] = Counter()
         """Compressed bodies of each caller that wait for a thread."""
         self.ready = False
@@ -87,7 +94,7 @@ class Dispatcher:
     def update(self, served: Mapping[str, ServedEndpoint]) -> None:
         """Dispatch to `served`."""
         self._paths = build_path_table(served, self._metrics, self._sink)
-        self._metrics.served = self._served = served
+        self._metrics.served = self.served = served
         self.ready = True
 
     def close(self) -> None:
@@ -95,13 +102,26 @@ class Dispatcher:
         self._parsing_pool.shutdown(wait=False, cancel_futures=True)
 
     def dispatch(self, exchange: HttpExchange) -> None:
+        if exchange.repeated is not None and self._repeat(exchange, exchange.repeated):
+            return
         if exchange.coding and exchange.size:
             self._decompress(exchange)
         else:
             self._dispatch(exchange)
 
+    def _repeat(self, exchange: HttpExchange, repeated: RepeatedHead) -> bool:
+        """Dispatch a request whose head was followed by an inference before; false if it is to be looked at as any."""
+        target = self._paths.get(exchange.path)
+        if target is None or not repeated.bodies or repeated.bodies[0].target is not target:
+            return False
+        caller = self.decisions.known(exchange.credential or "", target.admission_target, exchange.body)
+        if caller is None:
+            return False
+        self._infer(exchange, target, caller)
+        return True
+
     def _dispatch(self, exchange: HttpExchange) -> None:
-        target = self._paths.get(exchange.path) or self._normalized_target(exchange.path)
+        target = self.target(exchange.path)
         if target.kind is PathKind.LIVE:
             exchange.finish(responses.json_response({"live": True}))
         elif target.kind is PathKind.READY:
@@ -109,9 +129,16 @@ class Dispatcher:
         else:
             self._admit(exchange, target)
 
+    def target(self, path: bytes) -> PathTarget:
+        """Return the target of a path."""
+        return self._paths.get(path) or self._normalized_target(path)
+
     def _normalized_target(self, path: bytes) -> PathTarget:
         """Return the target of a path after normalizing its encoding."""
-        plain = quote(unquote_to_bytes(path.partition(b"?")[0])).encode().rstrip(b"/")
+        path, _, query = path.partition(b"?")
+        if path == PREDICT:
+            path = PREDICT + b"/" + _queried_endpoint(query)
+        plain = quote(unquote_to_bytes(path)).encode().rstrip(b"/")
         return self._paths.get(plain) or _unknown_target(plain)
 
     # -------------------------------------------------------------------------------------- compression
@@ -143,6 +170,10 @@ class Dispatcher:
         future = self._parsing_pool.submit(compress, response.body, coding)
         future.add_done_callback(partial(self._return, partial(_compressed, exchange, response, coding)))
 
+    def run_apart(self, work: Callable[[], Any], done: Callable[[Future[Any]], None]) -> None:
+        """Run `work` in a thread, and `done` with its result on the event loop."""
+        self._parsing_pool.submit(work).add_done_callback(partial(self._return, done))
+
     def _return(self, finish: Callable[[Future[Any]], None], future: Future[Any]) -> None:
         """Pass the result of a thread to the event loop."""
         if not future.cancelled() and not self._loop.is_closed():
@@ -170,7 +201,7 @@ class Dispatcher:
         if error is None:
             self._respond(exchange, target, caller)
         else:
-            self._refuse(exchange, _concealed(error, target, exchange.path))
+            self._refuse(exchange, concealed(error, target, exchange.path))
 
     # ---------------------------------------------------------------------------------------- responses
 
@@ -189,6 +220,8 @@ class Dispatcher:
             exchange.finish(_not_allowed(target.method))
         elif target.kind is PathKind.INFER:
             self._infer(exchange, target, caller)
+        elif target.kind in ROWS:
+            self._predict(exchange, target, caller)
         elif target.response is not None:
             exchange.finish(target.response)
         elif target.kind in REPORTS:
@@ -221,11 +254,14 @@ class Dispatcher:
         if target.kind is PathKind.INDEX:
             read_index_request(exchange.body)
         done = partial(self._listed, exchange, target)
-        self.decisions.permitted(exchange.credential or "", tuple(self._served), done)
+        self.decisions.permitted(exchange.credential or "", tuple(self.served), done)
 
     def _listed(self, exchange: HttpExchange, target: PathTarget, names: Sequence[str]) -> None:
-        served = [self._served[name] for name in names if name in self._served]
+        served = [self.served[name] for name in names if name in self.served]
         is_index = target.kind is PathKind.INDEX
+        if target.kind is PathKind.V1_INDEX:
+            exchange.finish(responses.json_response({"models": [each.endpoint.name for each in served]}))
+            return
         found = describe_index(served) if is_index else describe_statistics(served, self._metrics)
         exchange.finish(responses.json_response(found))
 
@@ -247,6 +283,13 @@ class Dispatcher:
             self._queue(exchange, prepare(exchange, target, caller, self._features))
         except Exception as error:
             self._failed(exchange, target, error)
+
+    def _predict(self, exchange: HttpExchange, target: PathTarget, caller: str) -> None:
+        """Answer a request of plain rows; they are parsed in a thread, because that takes a while for each value."""
+        future = self._parsing_pool.submit(
+            prepare_rows, exchange, target, caller, self._features, self._read_arrow
+        )
+        future.add_done_callback(partial(self._return, partial(self._prepared, exchange, target)))
 
     def _prepared(self, exchange: HttpExchange, target: PathTarget, future: Future[Prediction]) -> None:
         try:
@@ -280,6 +323,15 @@ class Dispatcher:
         exchange.finish(response)
 
 
+def _queried_endpoint(query: bytes) -> bytes:
+    """Return the endpoint that a query like endpoint=churn names."""
+    for part in query.split(b"&"):
+        name, _, value = part.partition(b"=")
+        if name == b"endpoint":
+            return value.replace(b"+", b" ")
+    return b""
+
+
 def _compressed(exchange: HttpExchange, response: HttpResponse, coding: bytes, future: Future[bytes]) -> None:
     body = future.result()
     if len(body) < len(response.body):
@@ -293,23 +345,21 @@ def _unknown_target(path: bytes) -> PathTarget:
     return replace(UNKNOWN, endpoint=_endpoint_in(path)) if path.startswith(NAMING) else UNKNOWN
 
 
-def _concealed(error: FalajError, target: PathTarget, path: bytes) -> FalajError:
+def concealed(error: FalajError, target: PathTarget, path: bytes) -> FalajError:
     """Hide the existence of an endpoint from a caller who may not use it: answer with nothing but what it sent."""
     if isinstance(error, Denied | NotFound) and target.endpoint is not None:
-        return _unknown(path)
+        return unknown(path)
     return error
 
 
-def _unknown(path: bytes) -> NotFound:
+def unknown(path: bytes) -> NotFound:
     path = path.partition(b"?")[0]
     if not path.startswith(NAMING):
         return NotFound(f"unknown path {_name(path)}")
-    unknown = (
-        f"there is no endpoint '{_endpoint_in(path)}' that you may call, or it does not have this version"
-    )
+    words = f"there is no endpoint '{_endpoint_in(path)}' that you may call, or it does not have this version"
     if path.startswith(REPOSITORY):
-        unknown += "; models are served by falaj endpoints deploy, not by loading them"
-    return NotFound(unknown)
+        words += "; models are served by falaj endpoints deploy, not by loading them"
+    return NotFound(words)
 
 
 def _endpoint_in(path: bytes) -> str:
@@ -317,6 +367,7 @@ def _endpoint_in(path: bytes) -> str:
     start = next(prefix for prefix in NAMING if path.startswith(prefix))
     name, _, last = path[len(start) :].rpartition(b"/")
     whole = name if name and last in LAST_WORDS else path[len(start) :]
+    whole = whole.removesuffix(b":predict").removesuffix(b"%3Apredict") if start == V1_MODELS else whole
     return _name(whole.partition(b"/versions/")[0])
 
 
@@ -325,7 +376,7 @@ def _name(text: bytes) -> str:
 
 
 def _not_found(path: bytes) -> HttpResponse:
-    return responses.error_response(_unknown(path))
+    return responses.error_response(unknown(path))
 
 
 def _not_allowed(method: bytes) -> HttpResponse:

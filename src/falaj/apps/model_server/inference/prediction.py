@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -13,7 +13,7 @@ import msgspec
 import numpy.typing as npt
 
 from falaj.apps.model_server.http import responses
-from falaj.apps.model_server.http.exchange import HttpExchange
+from falaj.apps.model_server.http.exchange import HttpExchange, InferenceExchange
 from falaj.apps.model_server.http.responses import BYTES, JSON, HttpResponse
 from falaj.apps.model_server.inference.body_templates import BodyTemplate, kept_body
 from falaj.apps.model_server.inference.feature_lookup import JoinedRows, has_model_input, join_rows
@@ -52,7 +52,7 @@ class Prediction:
             "_is_plain",
             "is_logged_first",
             "_responder",
-            "_selection",
+            "selection",
             "_responders",
             "caller",
             "cancelled",
@@ -70,7 +70,7 @@ class Prediction:
 
     def __init__(
         self,
-        exchange: HttpExchange,
+        exchange: InferenceExchange,
         queue: BatchQueue,
         inputs: Sequence[Array],
         request_facts: tuple[str, str, str],
@@ -80,7 +80,7 @@ class Prediction:
     ) -> None:
         self.exchange = exchange
         self._responders = responders
-        self._selection = selection
+        self.selection = selection
         self._responder = responders[queue.model.version]
         self._is_plain = selection == ALL and not notes and not request_facts[1]
         """The response has nothing of its own but its id and numbers."""
@@ -100,8 +100,8 @@ class Prediction:
 
     def for_version(self, queue: BatchQueue) -> Prediction:
         """Return the same request for a version with the same inputs and outputs."""
-        facts, selection = self.request_facts, self._selection
-        made = Prediction(self.exchange, queue, self.inputs, facts, self._responders, selection, self.notes)
+        facts, selection = self.request_facts, self.selection
+        made = type(self)(self.exchange, queue, self.inputs, facts, self._responders, selection, self.notes)
         made.priority, made.deadline = self.priority, self.deadline
         made.is_logged_first = self.is_logged_first
         return made
@@ -117,14 +117,14 @@ class Prediction:
         responder = self._responder
         self.name = ident = responder.next_id()
         body, json_bytes = responder.encoder.encode(
-            self.request_facts[1], ident, outputs, self._selection, notes=self.notes
+            self.request_facts[1], ident, outputs, self.selection, notes=self.notes
         )
         self.response = HttpResponse(200, body, JSON if json_bytes is None else BYTES, json_bytes, ident)
 
     def answer(self, outputs: Sequence[Array]) -> None:
         """Encode a response that no model ran for; it has no id, because it is not logged."""
         body, json_bytes = self._responder.encoder.encode(
-            self.request_facts[1], "", outputs, self._selection, notes=self.notes
+            self.request_facts[1], "", outputs, self.selection, notes=self.notes
         )
         self.response = HttpResponse(200, body, JSON if json_bytes is None else BYTES, json_bytes)
 
@@ -159,9 +159,7 @@ class Prediction:
             return
         response = self.response
         if error is not None or response is None:
-            response = responses.error_response(
-                error or Internal("internal error: the model returned no outputs")
-            )
+            response = self._failure(error or Internal("internal error: the model returned no outputs"))
         first = self.inputs[0]
         rows, metrics = len(first) if first.ndim else 1, self._responder.metrics
         metrics.count(response.status, time.perf_counter() - self.exchange.began, rows=rows)
@@ -172,6 +170,9 @@ class Prediction:
             when_stored(self.name, partial(self._logged, response))
         else:
             self.exchange.finish(response)
+
+    def _failure(self, error: FalajError) -> HttpResponse:
+        return responses.error_response(error)
 
     def _logged(self, response: HttpResponse, is_stored: bool) -> None:
         """Send a response that has waited for the log; it says so if the prediction is on disk."""
@@ -193,6 +194,30 @@ def prepare(exchange: HttpExchange, target: PathTarget, caller: str, features: F
             return Prediction(exchange, kept.queue, (array,), facts, target.responders, kept.selection, b"")
     json_bytes = exchange.json_bytes
     request = read_request(body, json_bytes)
+    made = prepare_request(request, exchange, target, caller, features)
+    if repeated is not None and served.joins.get(made.queue.model.version) is None:
+        found = kept_body(body, json_bytes, request, target, made.queue, made.selection)
+        repeated.bodies[:] = [] if found is None else [found]
+    return made
+
+
+def prepare_request(
+    request: InferRequest,
+    exchange: InferenceExchange,
+    target: PathTarget,
+    caller: str,
+    features: FeatureReader,
+    *,
+    make: Callable[..., Prediction] = Prediction,
+    again: Callable[[str], Prediction] | None = None,
+) -> Prediction:
+    """Check a request, whatever protocol it came by, and decide which version answers it. Raise InvalidInput.
+
+    `again` prepares it for another version; by default as it is.
+    """
+    served = target.served
+    if served is None:
+        raise NotFound("unknown endpoint")
     named = named_version(served, target.version, exchange)
     version = named or served.router.only or served.router.choose(sticky_key(served, request, exchange))
     queue = served.queues[version]
@@ -209,17 +234,20 @@ def prepare(exchange: HttpExchange, target: PathTarget, caller: str, features: F
         _rows_agree(inputs, queue.model)
     responder = target.responders[version]
     selection = responder.encoder.selection(request)
-    if repeated is not None and join is None:
-        found = kept_body(body, json_bytes, request, target, queue, selection)
-        repeated.bodies[:] = [] if found is None else [found]
-    facts = (endpoint, request.id, caller)
-    made = Prediction(exchange, queue, inputs, facts, target.responders, selection, notes)
+    facts = (served.endpoint.id or served.endpoint.name, request.id, caller)
+    made = make(exchange, queue, inputs, facts, target.responders, selection, notes)
     made.is_logged_first = _is_logged_first(request)
     if exchange.trace is not None:
         exchange.trace.version, exchange.trace.prepared = version, time.perf_counter_ns()
     if served.fallback is not None and named is None:
         made.fallback = Fallback(
-            served, lambda other: prepare(exchange, replace(target, version=other), caller, features)
+            served,
+            again
+            or (
+                lambda other: prepare_request(
+                    request, exchange, replace(target, version=other), caller, features, make=make
+                )
+            ),
         )
     if request.parameters:
         made.priority, timeout_s = read_schedule(request)

@@ -204,14 +204,18 @@ class ShadowRunner:
                 if any(queue.waiting for queue in self._answering) and not self._is_late(self._copies[0]):
                     time.sleep(PAUSE_S)
                     continue
-                self._take(self._gathered())
+                try:
+                    self._take(self._gathered())
+                except Exception:
+                    _log.exception("copies of requests for a shadow are lost")
 
     def _gathered(self) -> CopiedBatch:
         """Return the oldest copies that the shadow can take in one run."""
         first = self._popped()
         most, rows = first.plan.queue.engine.cost.rows, sum(map(_length, first.rows))
-        taken, sizes = [first], [len(array) if array.ndim else -1 for array in first.inputs]
-        if most == 1 or rows >= most or len(set(sizes)) > 1 or -1 in sizes:
+        taken, arrays = [first], (*first.inputs, *first.outputs)
+        has_rows = all(array.ndim and len(array) == len(arrays[0]) for array in arrays)
+        if most == 1 or rows >= most or not has_rows:
             return first
         while self._copies:
             other = self._copies[0]

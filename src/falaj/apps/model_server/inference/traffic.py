@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from falaj.apps.model_server.http.exchange import HttpExchange
+from falaj.apps.model_server.http.exchange import InferenceExchange
 from falaj.apps.model_server.inference.protocol import (
     InferRequest,
     InputTensor,
@@ -29,7 +29,9 @@ MAX_PARSED_AGAIN = 256 * 1024
 """Bytes of a body that is parsed again for a fallback with other inputs; it happens on the event loop."""
 
 
-def named_version(served: ServedEndpoint, path_version: str | None, exchange: HttpExchange) -> str | None:
+def named_version(
+    served: ServedEndpoint, path_version: str | None, exchange: InferenceExchange
+) -> str | None:
     """Return the version that the path or the header of a request names, if any.
 
     Raise NotFound unless it is routed, also with weight 0; a shadow never answers.
@@ -51,7 +53,7 @@ def named_version(served: ServedEndpoint, path_version: str | None, exchange: Ht
     return version
 
 
-def sticky_key(served: ServedEndpoint, request: InferRequest, exchange: HttpExchange) -> str:
+def sticky_key(served: ServedEndpoint, request: InferRequest, exchange: InferenceExchange) -> str:
     """Return the key that decides about the version; empty if the request has none.
 
     A request without the key that the operator named is divided by its id, and without an id by turns.
