@@ -219,3 +219,31 @@ def test_the_last_replica_stops_when_idle_and_the_next_request_waits_for_another
         eventually(lambda: not running.replicas(), within=READY_S, every=0.1)
         answer = running.platform.endpoints.infer("m", inputs=BODY["inputs"])
         assert answer.outputs[0].data == [1.0]
+
+
+def test_load_and_metrics_show_every_replica(tmp_path: Path) -> None:
+    with running_platform(tmp_path, "min = 2\nmax = 2") as running:
+        eventually(lambda: running.are_ready(2), within=READY_S, every=0.1)
+        with load_on(running) as load:
+            load.grows("1")
+
+            def both() -> Any:
+                found = running.platform.endpoints.load()
+                return found if len(found.replicas) == 2 else None
+
+            found = eventually(both, within=READY_S, every=0.1)
+            headers = {"Authorization": f"Bearer {running.token}"}
+            metrics = eventually(
+                lambda: _of_both(httpx.get(f"{running.models_url}/metrics", headers=headers).text), every=0.1
+            )
+
+        assert {each.pid for each in found.replicas} == running.replicas()
+        assert {each.replica for each in found.versions} == {each.replica for each in found.replicas}
+        assert sum(each.requests for each in found.versions) > 0
+        assert all(each.cpu_s > 0 and each.rss_bytes > 10**7 for each in found.replicas)
+        assert metrics.count("# TYPE nv_inference_count counter") == 1
+
+
+def _of_both(text: str) -> str | None:
+    counts = [line for line in text.splitlines() if line.startswith("nv_inference_request_success{")]
+    return text if len(counts) == 2 else None

@@ -203,7 +203,7 @@ class ModelServer:
         if self._sweeping is not None:
             self._sweeping.cancel()
         self._dispatcher.close()
-        self.shadows.stop()
+        await asyncio.to_thread(self.shadows.stop)
         self._deployment_state.close()
         await asyncio.sleep(0)  # lets aborted connections report their loss
 

@@ -33,6 +33,8 @@ MAX_COPIES, MAX_COPIED_BYTES = 1024, 32 * 2**20
 """Batches whose copies may wait, and the bytes of their arrays; more are dropped."""
 MAX_AGE_S = 1.0
 """A copy that has waited for longer is dropped."""
+GATHER_S = 0.01
+"""How long the thread lets copies gather, to run them together."""
 PAUSE_S = 0.005
 """How long the thread waits where requests wait."""
 RUN_LIMIT_S = 10.0
@@ -73,8 +75,13 @@ class CopiedBatch(NamedTuple):
     rows: list[slice]
     facts: list[tuple[str, str]]
     """The predictions that answered them, and their callers."""
-    run_s: float
+    run_s: tuple[float, ...]
+    """How long the version that answered took, for each of its runs."""
     at: float
+
+    @property
+    def row_shapes(self) -> list[tuple[int, ...]]:
+        return [array.shape[1:] for array in (*self.inputs, *self.outputs)]
 
     @property
     def size_bytes(self) -> int:
@@ -137,7 +144,7 @@ class ShadowRunner:
                 if plan.share >= 1 or self._random() < plan.share:
                     copy = chosen.get(id(plan))
                     if copy is None:
-                        copy = CopiedBatch(plan, queue, inputs, outputs, [], [], run_s, now)
+                        copy = CopiedBatch(plan, queue, inputs, outputs, [], [], (run_s,), now)
                         chosen[id(plan)] = copy
                     copy.rows.append(slice(at, end))
                     copy.facts.append((request.name, caller))
@@ -156,8 +163,11 @@ class ShadowRunner:
             self._add(endpoint, each)
 
     def stop(self) -> None:
+        """End the thread after its current run."""
         self._stopped = True
         self._wakeup.set()
+        if self._thread is not None:
+            self._thread.join(RUN_LIMIT_S)
 
     def _enqueue(self, copy: CopiedBatch) -> None:
         if len(self._copies) >= MAX_COPIES or self._bytes + copy.size_bytes > MAX_COPIED_BYTES:
@@ -188,19 +198,44 @@ class ShadowRunner:
     def _work(self) -> None:
         while not self._stopped:
             self._wakeup.wait()
+            time.sleep(GATHER_S)
             self._wakeup.clear()
             while self._copies and not self._stopped:
                 if any(queue.waiting for queue in self._answering) and not self._is_late(self._copies[0]):
                     time.sleep(PAUSE_S)
                     continue
-                self._take(self._copies.popleft())
+                try:
+                    self._take(self._gathered())
+                except Exception:
+                    _log.exception("copies of requests for a shadow are lost")
+
+    def _gathered(self) -> CopiedBatch:
+        """Return the oldest copies that the shadow can take in one run."""
+        first = self._popped()
+        most, rows = first.plan.queue.engine.cost.rows, sum(map(_length, first.rows))
+        taken, arrays = [first], (*first.inputs, *first.outputs)
+        has_rows = all(array.ndim and len(array) == len(arrays[0]) for array in arrays)
+        if most == 1 or rows >= most or not has_rows:
+            return first
+        while self._copies:
+            other = self._copies[0]
+            rows += sum(map(_length, other.rows))
+            is_alike = other.plan is first.plan and other.against is first.against
+            if not is_alike or rows > most or other.row_shapes != first.row_shapes:
+                break
+            taken.append(self._popped())
+        return first if len(taken) == 1 else _merged(taken)
+
+    def _popped(self) -> CopiedBatch:
+        copy = self._copies.popleft()
+        with self._lock:
+            self._bytes -= copy.size_bytes
+        return copy
 
     def _is_late(self, copy: CopiedBatch) -> bool:
         return time.monotonic() - copy.at > MAX_AGE_S
 
     def _take(self, copy: CopiedBatch) -> None:
-        with self._lock:
-            self._bytes -= copy.size_bytes
         if self._is_late(copy):
             self._drop(copy)
             return
@@ -228,8 +263,8 @@ class ShadowRunner:
             **_pair(copy),
             requests=len(rows),
             rows=sum(each.stop - each.start for each in rows),
-            latency=_bucket(seconds),
-            against_latency=_bucket(copy.run_s),
+            latency=_buckets((seconds,)),
+            against_latency=_buckets(copy.run_s),
             outputs=tuple(_compare(copy, outputs, answered)),
         )
         part = copy._replace(rows=list(rows))
@@ -327,9 +362,32 @@ def _compare(
         raise ValueError(f"it has none of the outputs {', '.join(names)}")
 
 
-def _bucket(seconds: float) -> tuple[int, ...]:
-    place = bisect_left(BOUNDS_S, seconds)
-    return (*(0,) * place, 1)
+def _merged(copies: Sequence[CopiedBatch]) -> CopiedBatch:
+    """Return copies of the same shadow as one, with the rows that were copied alone."""
+    first, sides = copies[0], []
+    for side in ("inputs", "outputs"):
+        columns = zip(*(getattr(copy, side) for copy in copies), strict=True)
+        rows = [copy.rows for copy in copies]
+        sides.append(
+            [
+                np.concatenate([array[each] for array, own in zip(column, rows, strict=True) for each in own])
+                for column in columns
+            ]
+        )
+    return first._replace(
+        inputs=sides[0],
+        outputs=sides[1],
+        rows=list(_renumbered([each for copy in copies for each in copy.rows])),
+        facts=[each for copy in copies for each in copy.facts],
+        run_s=tuple(run_s for copy in copies for run_s in copy.run_s),
+    )
+
+
+def _buckets(seconds: Sequence[float]) -> tuple[int, ...]:
+    found = [0] * (len(BOUNDS_S) + 1)
+    for each in seconds:
+        found[bisect_left(BOUNDS_S, each)] += 1
+    return tuple(found)
 
 
 def compare_output(output: str, one: Array, other: Array) -> OutputDifference:
