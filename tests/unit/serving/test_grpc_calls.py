@@ -231,7 +231,7 @@ def test_wrong_tensors_are_refused_with_the_reason(stub: Any, change: Any, words
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.binary(max_size=60), st.integers(0, 120), st.integers(0, 255))
 def test_messages_that_lie_get_a_status(client: RawClient, data: bytes, at: int, byte: int) -> None:
     """A message with wrong bytes is refused or answered; it never ends the connection."""
