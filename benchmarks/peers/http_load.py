@@ -6,6 +6,7 @@ import asyncio
 import json
 import random
 import resource
+import struct
 import sys
 import time
 
@@ -57,12 +58,37 @@ def infer_request(path: str, token: str, *, width: int, seed: int) -> bytes:
     return f"{head}Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
 
 
-async def main(port: int, connections: int, seconds: float, warm_up_s: float, token: str) -> None:
+def binary_request(path: str, token: str, *, width: int, seed: int) -> bytes:
+    """Return the same request with its row as bytes, which wants its answer as bytes."""
+    draw = random.Random(seed)
+    raw = struct.pack(f"<{width}f", *(draw.gauss(0, 1) for _ in range(width)))
+    tensor = {
+        "name": "x",
+        "shape": [1, width],
+        "datatype": "FP32",
+        "parameters": {"binary_data_size": len(raw)},
+    }
+    body = json.dumps({"parameters": {"binary_data_output": True}, "inputs": [tensor]}).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: bench\r\nAuthorization: Bearer {token}\r\n"
+    sizes = f"Inference-Header-Content-Length: {len(body)}\r\nContent-Length: {len(body) + len(raw)}\r\n\r\n"
+    return f"{head}{sizes}".encode() + body + raw
+
+
+async def main(
+    port: int,
+    connections: int,
+    seconds: float,
+    warm_up_s: float,
+    token: str,
+    kind: str = "json",
+    width: str = "32",
+) -> None:
     loop = asyncio.get_running_loop()
     times: list[float] = []
     clients = []
     for number in range(connections):
-        request = infer_request("/v2/models/a/infer", token, width=32, seed=number)
+        make = binary_request if kind == "binary" else infer_request
+        request = make("/v2/models/a/infer", token, width=int(width), seed=number)
         _, client = await loop.create_connection(lambda r=request: Client(r, times), "127.0.0.1", port)
         clients.append(client)
     await asyncio.sleep(warm_up_s)
@@ -87,4 +113,5 @@ def cpu_seconds() -> float:
 
 
 if __name__ == "__main__":
-    uvloop.run(main(int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), float(sys.argv[4]), sys.argv[5]))
+    port, connections, seconds, warm_up_s, *more = sys.argv[1:]
+    uvloop.run(main(int(port), int(connections), float(seconds), float(warm_up_s), *more))

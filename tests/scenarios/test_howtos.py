@@ -28,6 +28,7 @@ HOWTO = [
     "add-an-operation",
     "add-a-driver",
     "bring-a-scikit-learn-model",
+    "split-traffic",
     "bring-your-own-torch-loop",
     "troubleshooting",
     "receive-events",
@@ -58,6 +59,14 @@ STORY = {
         "leavers@1 is registered",
         "leavers@2 onnx",
         "leavers is served by leavers@2",
+    ],
+    "split-traffic": [
+        "one version for each of 40 keys",
+        "asked for version 2",
+        "probabilit",
+        "undo   falaj endpoints route offers 1=100 --shadow 3=50",
+        "2 0% (fallback)",
+        "served,",
     ],
     "bring-your-own-torch-loop": ["loop@1 is registered"],
     "troubleshooting": [

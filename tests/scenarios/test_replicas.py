@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ import pytest
 
 import falaj as fj
 from falaj.apps.supervisor import status
+from falaj.records.control.replicas import ServerReplicas
 from falaj.sdk.platform import Platform
 from model_servers import constant
 from polling import eventually
@@ -180,7 +182,27 @@ def test_replicas_are_replaced_and_changed_under_load_and_no_request_fails(tmp_p
         assert not any("ConnectError" in str(key) for key in failed)
         found = running.platform.endpoints.replicas()
         assert found.status == "2 ready"
-        assert all(each.load is not None and each.load.rss_bytes > 10**7 for each in found.replicas)
+        eventually(lambda: are_measured(running.platform.endpoints.replicas()))
+        answered = sum(number for key, number in load.seen.items() if isinstance(key, tuple))
+        eventually(lambda: counted(running)[0] >= answered - 200)  # kill -9 loses up to a second
+        assert counted(running)[1] >= {"1", "2"}
+        assert len(running.platform.endpoints.load().replicas) == 2
+
+
+def are_measured(found: ServerReplicas) -> bool:
+    return all(each.load is not None and each.load.rss_bytes > 10**7 for each in found.replicas)
+
+
+def counted(running: Running) -> tuple[float, set[str]]:
+    """Return the answered requests in the metrics, and the replicas that have them."""
+    headers = {"Authorization": f"Bearer {running.token}"}
+    text = httpx.get(f"{running.models_url}/metrics", headers=headers).text
+    samples = [
+        (float(line.rpartition(" ")[2]), re.findall('replica="(.*?)"', line)[0])
+        for line in text.splitlines()
+        if line.startswith("falaj_serving_requests_total") and 'status="200"' in line
+    ]
+    return sum(number for number, _ in samples), {replica for _, replica in samples}
 
 
 def test_the_last_replica_stops_when_idle_and_the_next_request_waits_for_another(tmp_path: Path) -> None:

@@ -80,6 +80,11 @@ class Home:
         return self.path / "replicas.json"
 
     @property
+    def replica_metrics(self) -> Path:
+        """The folder in which replicas of the model server write their metrics for one another."""
+        return self.path / "replicas"
+
+    @property
     def agent_certificate(self) -> Path:
         """Key and certificate of the controller, for the pods of jobs."""
         return self.path / "agent.pem"

@@ -81,6 +81,7 @@ class LocalModelServer:
             raise Unavailable("models cannot be served by this installation; pip install 'falaj[serve]'")
 
     def load(self) -> ServerLoad:
+        """Return what the replicas do; the one that answers knows of the others."""
         return ServerLoad.model_validate_json(self._ask("GET", LOAD_PATH, "", b"", within_s=LOAD_S))
 
     def infer(self, path: str, caller: str, body: bytes) -> bytes:
@@ -155,6 +156,8 @@ def process_replicas(
     home: Home, sockets: Mapping[str, Sequence[socket.socket]], *, output: int
 ) -> ReplicaDriver:
     """Return the driver that runs replicas of the model server of `home` as processes, which write to `output`."""
+    shutil.rmtree(home.replica_metrics, ignore_errors=True)  # counters begin with the platform
+    home.replica_metrics.mkdir(mode=0o700, exist_ok=True)
     environment = os.environ | {"FALAJ_HOME": str(home.path), "FALAJ_CONFIG_DIR": str(home.config_dir)}
     command = [sys.executable, "-m", "falaj.apps.model_server"]
     return ProcessReplicas(command, sockets=sockets, environment=environment, output=output)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from collections.abc import Sequence
 from datetime import timedelta
 from ipaddress import IPv4Network, IPv6Network
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
@@ -74,6 +76,16 @@ def _size(given: object) -> object:
 ModelIsolation = Literal["auto", "always"]
 
 
+class TracingConfig(Record):
+    """OpenTelemetry traces of requests to the model server. They hold names, versions and times, no values."""
+
+    endpoint: Annotated[str, Field(pattern=r"^https?://[^\s]{1,500}$")] | None = None
+    """Where traces are sent by OTLP over HTTP, as JSON, like `https://otel.example.com/v1/traces`; its host must be in
+    `egress.allow`. By default nothing is traced."""
+    share: Annotated[float, Field(ge=0, le=1)] = 0.01
+    """Share of the requests without a `traceparent` that are traced; one with a `traceparent` decides itself."""
+
+
 Origin = Annotated[
     str,
     TextRule(
@@ -116,6 +128,7 @@ class ServingConfig(Record):
     [serving](serving.md)."""
     model_memory: Annotated[int, BeforeValidator(_size), Field(ge=1 << 26)] = 1 << 30
     """Memory for runs, like 2GiB: of each model in a process of its own, and of all others together."""
+    tracing: TracingConfig = TracingConfig()
     max_body: Annotated[int, BeforeValidator(_size), Field(ge=1 << 16, le=1 << 32)] = 1 << 24
     """Largest body of a request, like 64MiB, also after decompression. All unanswered requests together may take 256
     MiB, or four times this if that is more."""
@@ -640,13 +653,28 @@ class KubernetesConfig(Record):
 
 
 class EgressConfig(Record):
-    """Where the platform may send requests of its own, which are those of webhooks. By default nowhere."""
+    """Where the platform may send requests of its own: those of webhooks, and traces. By default nowhere."""
 
     allow: tuple[Annotated[str, AfterValidator(_egress_entry)], ...] = ()
     """Hosts like `hooks.example.com` or `hooks.example.com:8443`. A private address needs its own entry, like
     `10.0.0.0/8`, also where an allowed name leads to it."""
     ca: Path | None = None
     """PEM file with certificates of further authorities, for hosts of your own."""
+
+
+def _is_allowed(url: str, allow: Sequence[str]) -> bool:
+    """Tell whether the host of a URL is listed; the address that it leads to is checked with every request."""
+    target = urlsplit(url)
+    host = (target.hostname or "").rstrip(".")
+    port = target.port or (443 if target.scheme == "https" else 80)
+    rules = [rule for rule in map(read_egress_host, allow) if rule.port in (None, port)]
+    if any(rule.host == host and rule.network is None for rule in rules):
+        return True
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return any(rule.network is not None and address in rule.network for rule in rules)
 
 
 class Config(Record):
@@ -675,6 +703,16 @@ class Config(Record):
     egress: EgressConfig = EgressConfig()
     kubernetes: KubernetesConfig | None = None
     """The Kubernetes cluster of this platform; see [Kubernetes](kubernetes.md)."""
+
+    @model_validator(mode="after")
+    def _traces_may_leave(self) -> Config:
+        url = self.serving.tracing.endpoint
+        if url is not None and not _is_allowed(url, self.egress.allow):
+            host = urlsplit(url).netloc.rpartition("@")[2]
+            raise ValueError(
+                f'serving.tracing.endpoint: {host} is not in egress.allow; fix: [egress] allow = ["{host}"]'
+            )
+        return self
 
     @property
     def tls_of_serving(self) -> Tls | None:

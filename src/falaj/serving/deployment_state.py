@@ -30,6 +30,8 @@ class ServedEndpoint:
     fallback: str | None
     """The version that answers where another one fails."""
     lookups: LookupMeter
+    features: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """What the columns of each version's input are called; empty where nobody said."""
 
     def representative(self, version: str | None) -> BatchQueue:
         """Return the queue whose model describes the endpoint: of `version`, or of the heaviest route."""
@@ -101,6 +103,7 @@ class DeploymentState:
             by_version,
             WeightedRouter(endpoint.routes, name=endpoint.name, counter=counter),
             joins={version: join for version, join in joins.items() if join is not None},
+            features={version: file.features for version, file in own.items() if file.features},
             answering=tuple(route.version for route in endpoint.routes if not route.shadow),
             fallback=next((route.version for route in endpoint.routes if route.fallback), None),
             lookups=LookupMeter() if before is None else before.lookups,

@@ -707,8 +707,8 @@ def test_the_endpoint_decides_about_missing_features(
     assert refused_at_url.status_code == 400
     assert logged(platform, ident).inputs["riders__trips"] == 3
     with pytest.raises(InvalidInput, match="does not fit the model") as caught:
-        platform.endpoints.deploy("strict", model="m@1", lookup=lookup(defaults={"miles": 1}))
-    assert caught.value.faults[0].allowed == "looked up columns: riders__trips"
+        platform.endpoints.deploy("strict", model="m@1", lookup=lookup(defaults={"mils": 1}))
+    assert caught.value.faults[0].allowed == "the columns riders__trips, miles"
 
 
 # --------------------------------------------------------------------------------------------------- failures

@@ -18,11 +18,11 @@ from falaj.apps.model_replicas import ModelReplicas
 from falaj.assembly.home import Home, open_home
 from falaj.drivers.processes.replicas import ProcessReplicas
 from falaj.records.config import ServingConfig
-from falaj.records.control.replicas import Replica, ReplicaConfig, ReplicaLoad, ReplicaState
+from falaj.records.control.replicas import RecentLoad, Replica, ReplicaConfig, ReplicaState
 
 UNABLE = """
 import json, os
-facts = json.loads(os.environ["FALAJ_REPLICA"])
+facts = json.loads(os.environ["FALAJ_REPLICA_SOCKETS"])
 os.write(facts["reports"], b'{"problem": "the model server lacks memory"}\\n')
 raise SystemExit(1)
 """
@@ -59,7 +59,7 @@ class SimulatedReplicas:
     def set(self, name: str, **facts: Any) -> None:
         self.found[name] = self.found[name].model_copy(update=facts)
 
-    def ready(self, load: ReplicaLoad | None = None) -> None:
+    def ready(self, load: RecentLoad | None = None) -> None:
         for name, each in self.found.items():
             if each.state in (ReplicaState.STARTING, ReplicaState.READY):
                 self.set(name, state=ReplicaState.READY, load=load)
@@ -216,7 +216,7 @@ def test_load_starts_a_replica_and_says_why(home: Home) -> None:
     parent.driver.ready()
     parent.pass_time(3)
 
-    parent.driver.ready(ReplicaLoad(in_flight=12.0, requests_per_s=50.0))
+    parent.driver.ready(RecentLoad(in_flight=12.0, requests_per_s=50.0))
     parent.pass_time(4)
 
     assert parent.driver.states() == ["ready", "starting"]

@@ -341,12 +341,12 @@ def test_of_many_missing_rows_the_first_are_listed_and_all_are_counted(client: R
     assert parameters["missing_rows"] == 2_000
 
 
-def test_a_complete_row_has_no_notes(client: RawClient) -> None:
+def test_a_complete_row_has_no_notes_but_its_age(client: RawClient) -> None:
     _, _, answer = client.ask(
         request(path="/v2/models/looked/infer", body=named(("passenger", "BYTES", ["7"])))
     )
 
-    assert "parameters" not in json.loads(answer)
+    assert json.loads(answer)["parameters"].keys() == {"feature_age_s"}
     assert "parameters" not in json.loads(answer)["outputs"][0]
 
 

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from falaj.apps.model_server.limits import ServerLimits
 from falaj.records.serving import Deployment
-from model_servers import RawClient, RunningServer, constant, deployment, request, serving
+from model_servers import RawClient, RunningServer, constant, deployment, mlp, request, serving
 
 
 @pytest.fixture
@@ -48,3 +49,21 @@ def test_the_counts_have_the_names_of_triton(server: RunningServer) -> None:
     assert 0 < compute <= total
     assert families["nv_inference_count"].type == "counter"
     assert families["nv_inference_pending_request_count"].type == "gauge"
+
+
+def test_waiting_for_a_thread_is_queue_time(tmp_path: Path) -> None:
+    """A model in threads: while one request runs, others wait."""
+    wide = mlp(tmp_path / "wide.onnx", widths=(32, 2048, 2048, 2048, 1))
+    data = [1.0] * 32 * 64
+    body = json.dumps(
+        {"inputs": [{"name": "x", "shape": [64, 32], "datatype": "FP32", "data": data}]}
+    ).encode()
+    limits = ServerLimits(threads=1)
+
+    with serving(deployment(("m", "1", wide)), limits=limits) as running, RawClient(running.port) as client:
+        client.send(request(body=body) * 8)
+        assert [client.answer()[0] for _ in range(8)] == [200] * 8
+        totals = running.server.metrics.model_totals()["m", "1"]
+
+    assert totals.queue_duration_us > totals.compute_infer_duration_us / 8
+    assert totals.queue_duration_us <= totals.request_duration_us

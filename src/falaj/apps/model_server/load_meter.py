@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from falaj.apps.model_server.metrics import ServerMetrics
-from falaj.records.control.replicas import ReplicaLoad
+from falaj.records.control.replicas import RecentLoad
 from falaj.serving.scores import BOUNDS_S, percentile_ms
 
 OVERLOADED = (429, 503)
@@ -22,7 +22,7 @@ class LoadMeter:
         self._before = self._totals()
         self._at = clock()
 
-    def read(self, in_flight: int) -> ReplicaLoad:
+    def read(self, in_flight: int) -> RecentLoad:
         """Return the load since the last call; `in_flight` requests are being answered now.
 
         By Little's law the time that all requests took, per second, is their average number at a time.
@@ -33,7 +33,7 @@ class LoadMeter:
         self._at, self._before = now, totals
         seconds, refused, *buckets = new
         latency = [round(each) for each in buckets]
-        return ReplicaLoad(
+        return RecentLoad(
             in_flight=max(float(in_flight), seconds / took),
             requests_per_s=sum(latency) / took,
             refused_per_s=refused / took,

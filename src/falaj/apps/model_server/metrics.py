@@ -16,6 +16,7 @@ from prometheus_client.metrics_core import Metric
 
 from falaj.apps.byte_shares import ByteShares
 from falaj.apps.model_server import triton_metrics
+from falaj.apps.model_server.replica_metrics import ReplicaMetrics
 from falaj.apps.model_server.triton_metrics import ModelTotals
 from falaj.records.names import ObjectId
 from falaj.records.serving import ReplicaUsage, ServerLoad, VersionLoad
@@ -24,9 +25,6 @@ from falaj.serving.lookups import AGES_S
 from falaj.serving.runtime.batch_queue import BatchQueue
 from falaj.serving.runtime.metering import MeteredEngine
 from falaj.serving.scores import BOUNDS_S
-
-REPLICA = os.environ.get("FALAJ_REPLICA", "0")
-"""Which of the replicas this process is."""
 
 
 class VersionMetrics:
@@ -60,6 +58,8 @@ class ServerMetrics:
 
     def __init__(self, shares: ByteShares) -> None:
         self._shares = shares
+        self.replica = "0"
+        """Which of the replicas this process is."""
         self._versions: dict[tuple[str, str], VersionMetrics] = {}
         self.served: Mapping[str, ServedEndpoint] = {}
         self.meters: WeakKeyDictionary[BatchQueue, MeteredEngine] = WeakKeyDictionary()
@@ -70,6 +70,10 @@ class ServerMetrics:
         self.refused: Counter[int] = Counter()
         self.reloads: Counter[str] = Counter()
         self.unlogged = 0
+        self.traces: Mapping[str, int] = {}
+        """Traces by what became of them: sent, failed or dropped."""
+        self.peers: ReplicaMetrics | None = None
+        """The replicas beside this one, if there are."""
         self._registry = CollectorRegistry()
         self._registry.register(self)
 
@@ -86,16 +90,37 @@ class ServerMetrics:
 
     def render(self) -> bytes:
         """Return all metrics as text: ours, and those that Triton has under the names that it gives them."""
-        return generate_latest(self._registry) + triton_metrics.render(self.model_totals(), replica=REPLICA)
+        text = self._own_text()
+        if self.peers is None:
+            return text.encode()
+        return self.peers.combined(text, self._own_load().model_dump_json()).encode()
+
+    def store(self) -> None:
+        """Write the metrics for the replicas beside this one, if there are."""
+        if self.peers is not None:
+            self.peers.store(self._own_text(), self._own_load().model_dump_json())
+
+    def _own_text(self) -> str:
+        totals = triton_metrics.render(self.model_totals(), replica=self.replica)
+        return (generate_latest(self._registry) + totals).decode()
 
     def load(self) -> ServerLoad:
-        """Return what the server does now, for `endpoints.load`."""
+        """Return what the server does now, with the replicas beside this one, for `endpoints.load`."""
+        own = self._own_load()
+        others = [] if self.peers is None else [each for each in self.peers.others() if each.is_running]
+        loads = [own, *(ServerLoad.model_validate_json(each.load) for each in others)]
+        return ServerLoad(
+            replicas=tuple(replica for load in loads for replica in load.replicas),
+            versions=tuple(version for load in loads for version in load.versions),
+        )
+
+    def _own_load(self) -> ServerLoad:
         versions = [
             VersionLoad(
                 endpoint=ObjectId(served.endpoint.id or name),
                 name=name,
                 version=version,
-                replica=REPLICA,
+                replica=self.replica,
                 requests=sum(known.statuses.values()),
                 errors=sum(known.statuses.values()) - known.statuses[200],
                 rows=known.rows,
@@ -109,7 +134,7 @@ class ServerMetrics:
             for known in [self.of_version(name, version)]
         ]
         replica = ReplicaUsage(
-            replica=REPLICA,
+            replica=self.replica,
             pid=os.getpid(),
             clock_s=time.perf_counter(),
             cpu_s=time.process_time(),
@@ -134,6 +159,7 @@ class ServerMetrics:
         yield GaugeMetricFamily("falaj_serving_held_bytes", "Bytes of unanswered requests", self.held_bytes)
         yield _counter("refused", "Requests refused before they reached an endpoint", "status", self.refused)
         yield _counter("reloads", "Changes of what is served", "outcome", self.reloads)
+        yield _counter("traces", "Traces of requests: sent, failed or dropped", "outcome", dict(self.traces))
         yield CounterMetricFamily(
             "falaj_serving_unlogged", "Batches that the log did not take", self.unlogged
         )

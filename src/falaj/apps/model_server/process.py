@@ -22,11 +22,20 @@ from falaj.apps.model_server.platform.log_process import LogReceiver, LogThread
 from falaj.apps.model_server.platform.recorder import PredictionRecorder
 from falaj.apps.model_server.platform.reload import DeploymentReloader
 from falaj.apps.model_server.replica import Accept, ParentChannel, ReplicaFacts, SharedSockets
+from falaj.apps.model_server.replica_metrics import ReplicaMetrics
 from falaj.apps.model_server.server import ModelServer
+from falaj.apps.model_server.tracing.export import TraceExporter
+from falaj.apps.model_server.tracing.spans import Tracer
 from falaj.apps.process_setup import stop_with_parent
-from falaj.assembly.model_server import LocalListener, local_secret, service_caller, version_opener
+from falaj.assembly.drivers import open_egress
+from falaj.assembly.model_server import (
+    LocalListener,
+    local_secret,
+    service_caller,
+    version_opener,
+)
 from falaj.assembly.platform import LocalPlatform
-from falaj.records.config import Tls
+from falaj.records.config import Config, Tls
 from falaj.records.governance.identity import Role
 from falaj.serving.dependencies import NoPredictionSink
 from falaj.serving.service import MODEL_SERVER
@@ -73,7 +82,11 @@ async def serve(
 
 @asynccontextmanager
 async def running_server(
-    platform: LocalPlatform, limits: ServerLimits | None = None, *, start_log: StartLog | None = None
+    platform: LocalPlatform,
+    limits: ServerLimits | None = None,
+    *,
+    start_log: StartLog | None = None,
+    replica: str = "0",
 ) -> AsyncIterator[RunningServer]:
     """Run a model server of the platform; then stop it, and have the prediction log store everything."""
     account = service_caller(platform.gate, MODEL_SERVER, Role.OPERATOR)
@@ -84,6 +97,8 @@ async def running_server(
     log = (start_log or _log_in_thread(client, every_s)) if logs else None
     recorder = PredictionRecorder(log, every_s=every_s)
     sink = recorder if logs else NoPredictionSink()
+    exporter = trace_exporter(platform.config, replica=replica)
+    tracer = None if exporter is None else Tracer(exporter, share=platform.config.serving.tracing.share)
     server = ModelServer(
         admission,
         features=client,
@@ -92,6 +107,8 @@ async def running_server(
         load=client.load,
         limits=limits or limits_of(platform.config.serving),
         access=access_of(platform.config.serving),
+        tracer=tracer,
+        read_arrow=client.read_arrow,
     )
     counters = CountReporter(client, server.metrics, recorder, lambda: admission.endpoints, server.shadows)
     recorder.periodic_tasks = (counters.report,)
@@ -101,6 +118,10 @@ async def running_server(
         platform.database, server, admission, recorder, opened, client.report_problems, servable
     )
     recorder.start()
+    server.metrics.replica = replica
+    if exporter is not None:
+        server.metrics.traces = exporter.outcomes
+        exporter.start()
     epoch_watch = asyncio.create_task(reloader.watch_epoch())
     reloading = asyncio.create_task(reloader.run())
     try:
@@ -110,6 +131,8 @@ async def running_server(
         await server.stop()
         epoch_watch.cancel()
         await recorder.stop()
+        if exporter is not None:
+            await asyncio.to_thread(exporter.stop)
 
 
 def _log_in_thread(client: PlatformClient, every_s: float) -> StartLog:
@@ -131,9 +154,11 @@ async def serve_replica(
 ) -> None:
     """Serve as a replica of the processes driver until the parent says stop, or ends."""
     async with running_server(
-        platform, limits_of_replica(platform.config.serving), start_log=start_log
+        platform, limits_of_replica(platform.config.serving), start_log=start_log, replica=facts.name
     ) as running:
         server = running.server
+        if (config := platform.config.serving.replicas).most > 1 or not config.min:
+            server.metrics.peers = ReplicaMetrics(platform.home.replica_metrics, facts.name)
         accept: dict[str, Accept] = {
             "http": partial(server.accept, tls=running.tls),
             "grpc": partial(server.accept_grpc, tls=running.tls),
@@ -152,6 +177,7 @@ async def serve_replica(
         reporting.cancel()
         if message["stop"]:
             await server.drain(message["stop"])
+        server.metrics.store()
 
 
 async def _report(running: RunningServer, channel: ParentChannel) -> None:
@@ -164,6 +190,20 @@ async def _report(running: RunningServer, channel: ParentChannel) -> None:
     while True:
         await asyncio.sleep(REPORT_S)
         channel.report(load=meter.read(running.server.in_flight).model_dump(mode="json"))
+        running.server.metrics.store()
+
+
+def trace_exporter(config: Config, *, replica: str = "0") -> TraceExporter | None:
+    """Return the exporter of traces, if the operator has named a collector. Raise InvalidInput if it is not allowed."""
+    url = config.serving.tracing.endpoint
+    if url is None:
+        return None
+    egress = open_egress(config)
+    egress.require(url)
+    headers = {"Content-Type": "application/json"}
+    return TraceExporter(
+        lambda body: egress.post(url, headers=headers, body=body, admit=lambda address: None), replica=replica
+    )
 
 
 def tune_interpreter() -> None:

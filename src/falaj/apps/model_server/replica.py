@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from falaj.governance.operations.caller import start_thread
 
-ENVIRONMENT = "FALAJ_REPLICA"
+ENVIRONMENT = "FALAJ_REPLICA_SOCKETS"
 """The variable by which the processes driver tells a process which replica it is."""
 LINE_BYTES = 64 * 1024
 

@@ -18,10 +18,12 @@ from falaj.apps.model_server.grpc.service import GrpcService
 from falaj.apps.model_server.http.access import HttpAccess
 from falaj.apps.model_server.http.connection import Connection, ServerConnection
 from falaj.apps.model_server.inference.dispatch import Dispatcher
+from falaj.apps.model_server.inference.plain_rows.formats import ReadArrow
 from falaj.apps.model_server.inference.prediction import Prediction, predicted_batch
 from falaj.apps.model_server.inference.shadow import ShadowRunner
 from falaj.apps.model_server.limits import ServerLimits
 from falaj.apps.model_server.metrics import ServerMetrics
+from falaj.apps.model_server.tracing.spans import Tracer
 from falaj.apps.socket_listener import SocketListener
 from falaj.apps.tls_listener import TlsListener
 from falaj.errors import FalajError
@@ -60,8 +62,10 @@ class ModelServer:
         sink: PredictionSink | None = None,
         limits: ServerLimits | None = None,
         access: HttpAccess | None = None,
+        read_arrow: ReadArrow | None = None,
         failures: AuthenticationFailures | None = None,
         load: Callable[[ServedFile], ModelEngine] = load_file,
+        tracer: Tracer | None = None,
     ) -> None:
         self.limits = limits or ServerLimits()
         self.access = access or HttpAccess()
@@ -78,7 +82,13 @@ class ModelServer:
         self.shadows = ShadowRunner(self._sink, self.metrics.shadow_outcomes)
         self._deployment_state = DeploymentState(self._make_queue, load)
         self._dispatcher = Dispatcher(
-            admission, features or NoFeatureReader(), self._sink, self.metrics, self.limits
+            admission,
+            features or NoFeatureReader(),
+            self._sink,
+            self.metrics,
+            self.limits,
+            tracer=tracer,
+            read_arrow=read_arrow,
         )
         self._grpc = GrpcService(
             self._dispatcher,

@@ -63,6 +63,7 @@ def _of_queue(queue: BatchQueue, meter: MeteredEngine | None) -> ModelTotals:
     return ModelTotals(
         count=queue.rows,
         exec_count=queue.batches,
+        queue_duration_us=int(queue.queued_s * 1e6),
         compute_infer_duration_us=0 if meter is None else meter.run_ns // 1000,
         pending_request_count=queue.waiting,
     )

@@ -24,7 +24,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from falaj.records.control.replicas import Replica, ReplicaLoad, ReplicaState
+from falaj.records.control.replicas import RecentLoad, Replica, ReplicaState
 
 LOADING_S = 3.0
 """How long connections wait for a replica that loads its models, while no other is ready."""
@@ -35,7 +35,7 @@ DRAIN_S = 30.0
 """Deadline of a replica that was replaced."""
 GRACE_S = 3.0
 """How long a draining replica waits for clients to leave after their next response; then it closes idle connections."""
-ENVIRONMENT = "FALAJ_REPLICA"
+ENVIRONMENT = "FALAJ_REPLICA_SOCKETS"
 """The variable that tells a process which replica it is: its name, its sockets by group, and where it reports."""
 
 
@@ -64,7 +64,7 @@ class ReplicaProcess:
     loading_since: float = float("inf")
     replaces: str | None = None
     unread: bytes = b""
-    load: ReplicaLoad | None = None
+    load: RecentLoad | None = None
     problem: str | None = None
     deadline: float = float("inf")
     told: dict[str, Any] = field(default_factory=dict)
@@ -95,7 +95,7 @@ class ReplicaProcess:
         with suppress(ValueError, ValidationError, TypeError, AttributeError):  # a line that is no report
             report = json.loads(line)
             if "load" in report:
-                self.load = ReplicaLoad.model_validate(report["load"])
+                self.load = RecentLoad.model_validate(report["load"])
             if "problem" in report:
                 self.problem = str(report["problem"])
             if report.get("state") == "loading":
@@ -158,7 +158,7 @@ class ProcessReplicas:
         facts = {"name": name, "sockets": descriptors, "reports": reports}
         return subprocess.Popen(
             self._command,
-            env=self._environment | {ENVIRONMENT: json.dumps(facts)},
+            env=self._environment | {"FALAJ_REPLICA": name, ENVIRONMENT: json.dumps(facts)},
             stdin=orders,
             stdout=self._output,
             stderr=self._output,

@@ -66,7 +66,7 @@ class ReplicaState(StrEnum):
     ENDED = "ended"
 
 
-class ReplicaLoad(Record):
+class RecentLoad(Record):
     """The load of a replica in its last second."""
 
     in_flight: float = 0.0
@@ -87,7 +87,7 @@ class Replica(Record):
     state: ReplicaState
     age_s: float
     """Seconds since it was started."""
-    load: ReplicaLoad | None = None
+    load: RecentLoad | None = None
     """Its last report; none before the first."""
     pid: int | None = None
     was_stopped: bool = False

@@ -104,6 +104,9 @@ class BatchQueue:
         """Requests that were refused because of too many others."""
         self.expired = 0
         """Requests whose deadline had passed before they could run."""
+        self.queued_s = 0.0
+        """How long requests have waited for a thread, together; what runs on the event loop waits for no more than one
+        iteration of it."""
         self._loop = asyncio.get_running_loop()
         self._pool = pool
         self._answered = answered
@@ -209,6 +212,7 @@ class BatchQueue:
         """Run a batch in a thread."""
         self._free_threads -= 1
         began = self._loop.time()
+        self.queued_s += len(batch) * began - sum(waiting.since for waiting in batch)
         work_s, expected_s = sum(waiting.work_s for waiting in batch), self.engine.cost.of_run(rows)
         future = self._pool.submit(_attempt, self.engine, requests, self._timeout_s)
         future.add_done_callback(partial(self._returned, requests, (began, work_s, expected_s)))

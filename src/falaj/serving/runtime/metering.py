@@ -17,11 +17,20 @@ from falaj.serving.runtime.run_statistics import RunStatistics
 Array = npt.NDArray[Any]
 
 
+_OF_THREAD = threading.local()
+
+
+def last_run_ns() -> tuple[int, int]:
+    """Return when the last run of this thread began and ended, by `time.perf_counter_ns`."""
+    found: tuple[int, int] = getattr(_OF_THREAD, "span_ns", (0, 0))
+    return found
+
+
 class MeteredEngine:
     """Runs another engine, and counts. `run` may be called from several threads at once."""
 
     __slots__ = (
-        *("_lock", "_of_thread", "_run", "close", "cost", "failures"),
+        *("_lock", "_run", "close", "cost", "failures"),
         *("in_process", "last_run_s", "model", "run_ns", "runs", "statistics"),
     )
 
@@ -32,7 +41,6 @@ class MeteredEngine:
         self.close = engine.close
         self._run = engine.run
         self._lock = threading.Lock()
-        self._of_thread = threading.local()
         self.statistics = RunStatistics()
         """The runs that did not fail, by the number of their rows."""
         self.runs = 0
@@ -42,12 +50,6 @@ class MeteredEngine:
         self.last_run_s = 0.0
         """How long the run took that ended last, in whichever thread."""
 
-    @property
-    def span_ns(self) -> tuple[int, int]:
-        """Return when the last run of this thread began and ended, by `time.perf_counter_ns`."""
-        found: tuple[int, int] = getattr(self._of_thread, "span_ns", (0, 0))
-        return found
-
     def run(self, inputs: Sequence[Array], *, limit_s: float = LONGEST_S) -> list[Array]:
         began, failed = time.perf_counter_ns(), 1
         try:
@@ -56,7 +58,7 @@ class MeteredEngine:
             return outputs
         finally:
             ended = time.perf_counter_ns()
-            self._of_thread.span_ns = began, ended
+            _OF_THREAD.span_ns = began, ended
             with self._lock:
                 self.runs += 1
                 self.failures += failed

@@ -31,6 +31,7 @@ from falaj.apps.model_server.inference.paths import PathKind, PathTarget
 from falaj.apps.model_server.inference.prediction import Prediction, prepare_request
 from falaj.apps.model_server.inference.protocol import InferRequest, OutputSelection
 from falaj.apps.model_server.metrics import ServerMetrics
+from falaj.apps.model_server.tracing.spans import RequestTrace
 from falaj.errors import FalajError, Internal
 from falaj.serving.dependencies import Admission, FeatureReader
 from falaj.serving.runtime.batch_queue import BatchQueue, QueuedRequest
@@ -74,7 +75,7 @@ class GrpcFailure(HttpResponse):
 class MessageExchange:
     """A message for inference, and its answer: the only one of a call, or one of many in a stream."""
 
-    __slots__ = ("_number", "began", "call", "ident", "size", "target")
+    __slots__ = ("_number", "began", "call", "ident", "size", "target", "trace")
 
     def __init__(
         self, call: GrpcCall, number: int | None, target: InferTarget, ident: str, size: int
@@ -85,6 +86,7 @@ class MessageExchange:
         self.ident = ident
         self.began = call.began if number is None else time.perf_counter()
         self.size = size
+        self.trace: RequestTrace | None = None
 
     @property
     def cancelled(self) -> bool:
@@ -252,7 +254,7 @@ class InferenceCalls:
     def _prediction(self, exchange: MessageExchange, data: bytes, message: Any, caller: str) -> Prediction:
         target, call = exchange.target, exchange.call
         request, path = read_infer(message), target.path
-        made = prepare_request(request, exchange, path, caller, self._features, GrpcPrediction)
+        made = prepare_request(request, exchange, path, caller, self._features, make=GrpcPrediction)
         if call.deadline is not None:
             made.deadline = min(call.deadline, made.deadline or call.deadline)
         if made.response is None and not exchange.is_streamed and _is_repeatable(request, path, made):

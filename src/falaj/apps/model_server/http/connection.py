@@ -31,7 +31,7 @@ KEPT_HEADERS = BODY_HEADERS | {
     *(b"falaj-version", b"falaj-key", b"traceparent"),
 }
 """Headers with a meaning here; each may be given once."""
-LISTED_HEADERS = frozenset((b"accept-encoding",))
+LISTED_HEADERS = frozenset((b"accept", b"accept-encoding", b"content-type"))
 """Headers that are lists, so that they may be given several times."""
 UNAUTHENTICATED_PATHS = frozenset((b"/v2/health/live", b"/v2/health/ready"))
 """The only paths that need no token; they take no body."""

@@ -10,6 +10,7 @@ from typing import Protocol
 from falaj.apps.model_server.http.compression import MIN_COMPRESSED_BYTES, accepted_coding
 from falaj.apps.model_server.http.repeated_heads import RepeatedHead
 from falaj.apps.model_server.http.responses import HttpResponse, error_response
+from falaj.apps.model_server.tracing.spans import RequestTrace
 from falaj.errors import InvalidInput, Unavailable
 from falaj.serving.runtime.batch_queue import QueuedRequest
 
@@ -33,6 +34,7 @@ class InferenceExchange(Protocol):
     began: float
     size: int
     queued: QueuedRequest | None
+    trace: RequestTrace | None
 
     @property
     def cancelled(self) -> bool: ...
@@ -46,7 +48,7 @@ class HttpExchange:
     __slots__ = (
         *("_chunks", "_headers", "_writer", "response", "began", "caller", "closes", "credential"),
         *("cancelled", "holder", "is_authenticated", "method", "path", "size", "wants_continue", "queued"),
-        "repeated",
+        *("repeated", "trace"),
     )
 
     def __init__(
@@ -76,6 +78,7 @@ class HttpExchange:
         self.began = time.perf_counter()
         self.response: HttpResponse | None = None
         self.queued: QueuedRequest | None = None
+        self.trace: RequestTrace | None = None
         self.repeated: RepeatedHead | None = None
         """The head that other requests of the connection have too."""
         self.cancelled = False
@@ -127,10 +130,15 @@ class HttpExchange:
 
     def send(self, response: HttpResponse) -> None:
         """Set the response as it is."""
+        if self.trace is not None:
+            self.trace.end(response.status)
         if not self.cancelled:
             if len(response.body) > LARGE_RESPONSE_BYTES and not self._writer.holds(self, len(response.body)):
                 response = error_response(_response_not_held(len(response.body)))
             self.response = response
+            self.queued = (
+                None  # it refers to this exchange: the two would stay until the garbage collector runs
+            )
             self._writer.flush()
 
     def cancel(self) -> None:
@@ -138,6 +146,7 @@ class HttpExchange:
         self.cancelled = True
         if self.queued is not None:
             self.queued.cancelled = True
+            self.queued = None
 
     def to_bytes(self, *, closes: bool) -> bytes:
         if self.response is None:

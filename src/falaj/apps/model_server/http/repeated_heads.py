@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any
 
 CONTENT_LENGTH = re.compile(rb"\r\n(?i:content-length):[ \t]*([0-9]+)\r\n")
 MAX_DIGITS = 9
@@ -20,7 +21,8 @@ NEVER_KEPT = frozenset((b"transfer-encoding", b"expect", b"content-encoding", b"
 """Headers that change how the body is read or who is asked; their requests go to the parser."""
 
 
-class RepeatedHead(NamedTuple):
+@dataclass(slots=True)
+class RepeatedHead:
     """An accepted head around the number of its Content-Length, and what it says."""
 
     start: bytes
@@ -29,7 +31,7 @@ class RepeatedHead(NamedTuple):
     path: bytes
     headers: Mapping[bytes, bytes]
     credential: str
-    bodies: list[Any]
+    bodies: list[Any] = field(default_factory=list)
     """What the reader of the body keeps of it, for the next request with this head; empty, or one item."""
 
     def body_of(self, data: bytes) -> bytes | None:
@@ -67,4 +69,4 @@ def kept_head(
     if place is None or len(found) != 1 or int(found[0]) != len(data) - end or len(found[0]) > MAX_DIGITS:
         return None
     head = data[:end]
-    return RepeatedHead(head[: place.start(1)], head[place.end(1) :], method, path, headers, credential, [])
+    return RepeatedHead(head[: place.start(1)], head[place.end(1) :], method, path, headers, credential)

@@ -16,6 +16,7 @@ REASONS = {
     403: "Forbidden",
     404: "Not Found",
     405: "Method Not Allowed",
+    406: "Not Acceptable",
     408: "Request Timeout",
     409: "Conflict",
     413: "Content Too Large",
@@ -98,7 +99,11 @@ def json_response(content: object) -> HttpResponse:
 
 def error_response(error: FalajError, *, status: int | None = None) -> HttpResponse:
     """Return `error` in the format of the protocol; `status` overrides the default of its type."""
-    found = status or next(STATUS[kind] for kind in type(error).__mro__ if kind in STATUS)
+    found = (
+        status
+        or error.details.get("http_status")
+        or next(STATUS[kind] for kind in type(error).__mro__ if kind in STATUS)
+    )
     body = msgspec.json.encode({"error": error.message, "code": error.code})
     retry_after = int(error.details.get("retry_after_s", 1)) if found in _RETRIED else 0
     return HttpResponse(found, body, retry_after=retry_after)

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -45,7 +46,8 @@ _LISTS: dict[Datatype, tuple[Callable[[Any], list[Any]], str, bytes]] = {
 """How a list of numbers is parsed and packed, and a list that stands in for another."""
 
 
-class BodyTemplate(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class BodyTemplate:
     """A body around the values of its only tensor, and what it says about them."""
 
     target: PathTarget

@@ -67,6 +67,13 @@ class DecisionQueue:
             future = self._pool.submit(self._admission.decide, credential, endpoint)
             future.add_done_callback(partial(self._return, partial(self._decided, again, done)))
 
+    def known(self, credential: str, endpoint: str | None, data: bytes) -> str | None:
+        """Return the name of the caller, and count its call, if the decision that allows it is known."""
+        try:
+            return self._admission.admit(credential, endpoint, data)
+        except FalajError:
+            return None
+
     def permitted(
         self, credential: str, endpoints: Sequence[str], done: Callable[[Sequence[str]], None]
     ) -> None:

@@ -17,6 +17,7 @@ from falaj.apps.model_server.http import responses
 from falaj.apps.model_server.http.access import preflight_response
 from falaj.apps.model_server.http.compression import compress, decompress
 from falaj.apps.model_server.http.exchange import HttpExchange
+from falaj.apps.model_server.http.repeated_heads import RepeatedHead
 from falaj.apps.model_server.http.responses import HttpResponse
 from falaj.apps.model_server.inference.decisions import DecisionQueue, Done
 from falaj.apps.model_server.inference.model_reports import (
@@ -27,15 +28,19 @@ from falaj.apps.model_server.inference.model_reports import (
     unload_refused,
 )
 from falaj.apps.model_server.inference.paths import UNKNOWN, PathKind, PathTarget, build_path_table
+from falaj.apps.model_server.inference.plain_rows.formats import ReadArrow
+from falaj.apps.model_server.inference.plain_rows.prediction import prepare_rows
 from falaj.apps.model_server.inference.prediction import Prediction, prepare
 from falaj.apps.model_server.limits import ServerLimits
 from falaj.apps.model_server.metrics import ServerMetrics
+from falaj.apps.model_server.tracing.spans import Tracer
 from falaj.errors import Denied, FalajError, Internal, NotFound, Unavailable
 from falaj.serving.dependencies import LOAD_PATH, Admission, FeatureReader, PredictionSink
 from falaj.serving.deployment_state import ServedEndpoint
 
 MODELS, REPOSITORY = b"/v2/models/", b"/v2/repository/models/"
-NAMING = (MODELS, REPOSITORY)
+V1_MODELS, PREDICT = b"/v1/models/", b"/predict"
+NAMING = (MODELS, REPOSITORY, V1_MODELS, PREDICT + b"/")
 """Beginnings of paths that name an endpoint."""
 LAST_WORDS = frozenset((b"infer", b"ready", b"config", b"stats", b"load", b"unload"))
 LARGE_BODY_BYTES = 256 * 1024
@@ -47,10 +52,11 @@ PARSING_THREADS = 2
 
 MAX_DECOMPRESSIONS = 16
 """Compressed bodies of one caller that may wait for a thread: a few bytes can be megabytes of work."""
+ROWS = frozenset((PathKind.PREDICT, PathKind.V1_PREDICT))
 REPORTS = frozenset(
     (
         *(PathKind.METRICS, PathKind.STATISTICS, PathKind.ALL_STATISTICS),
-        *(PathKind.INDEX, PathKind.LOAD, PathKind.UNLOAD),
+        *(PathKind.V1_INDEX, PathKind.INDEX, PathKind.LOAD, PathKind.UNLOAD),
     )
 )
 
@@ -67,7 +73,11 @@ class Dispatcher:
         sink: PredictionSink,
         metrics: ServerMetrics,
         limits: ServerLimits,
+        tracer: Tracer | None = None,
+        read_arrow: ReadArrow | None = None,
     ) -> None:
+        self._tracer = tracer
+        self._read_arrow = read_arrow
         self._limits = limits
         self.decisions = DecisionQueue(admission)
         self._features = features
@@ -92,10 +102,23 @@ class Dispatcher:
         self._parsing_pool.shutdown(wait=False, cancel_futures=True)
 
     def dispatch(self, exchange: HttpExchange) -> None:
+        if exchange.repeated is not None and self._repeat(exchange, exchange.repeated):
+            return
         if exchange.coding and exchange.size:
             self._decompress(exchange)
         else:
             self._dispatch(exchange)
+
+    def _repeat(self, exchange: HttpExchange, repeated: RepeatedHead) -> bool:
+        """Dispatch a request whose head was followed by an inference before; false if it is to be looked at as any."""
+        target = self._paths.get(exchange.path)
+        if target is None or not repeated.bodies or repeated.bodies[0].target is not target:
+            return False
+        caller = self.decisions.known(exchange.credential or "", target.admission_target, exchange.body)
+        if caller is None:
+            return False
+        self._infer(exchange, target, caller)
+        return True
 
     def _dispatch(self, exchange: HttpExchange) -> None:
         target = self.target(exchange.path)
@@ -112,7 +135,10 @@ class Dispatcher:
 
     def _normalized_target(self, path: bytes) -> PathTarget:
         """Return the target of a path after normalizing its encoding."""
-        plain = quote(unquote_to_bytes(path.partition(b"?")[0])).encode().rstrip(b"/")
+        path, _, query = path.partition(b"?")
+        if path == PREDICT:
+            path = PREDICT + b"/" + _queried_endpoint(query)
+        plain = quote(unquote_to_bytes(path)).encode().rstrip(b"/")
         return self._paths.get(plain) or _unknown_target(plain)
 
     # -------------------------------------------------------------------------------------- compression
@@ -194,6 +220,8 @@ class Dispatcher:
             exchange.finish(_not_allowed(target.method))
         elif target.kind is PathKind.INFER:
             self._infer(exchange, target, caller)
+        elif target.kind in ROWS:
+            self._predict(exchange, target, caller)
         elif target.response is not None:
             exchange.finish(target.response)
         elif target.kind in REPORTS:
@@ -231,6 +259,9 @@ class Dispatcher:
     def _listed(self, exchange: HttpExchange, target: PathTarget, names: Sequence[str]) -> None:
         served = [self.served[name] for name in names if name in self.served]
         is_index = target.kind is PathKind.INDEX
+        if target.kind is PathKind.V1_INDEX:
+            exchange.finish(responses.json_response({"models": [each.endpoint.name for each in served]}))
+            return
         found = describe_index(served) if is_index else describe_statistics(served, self._metrics)
         exchange.finish(responses.json_response(found))
 
@@ -240,6 +271,9 @@ class Dispatcher:
         return HttpResponse(200, self._metrics.render(), responses.METRICS)
 
     def _infer(self, exchange: HttpExchange, target: PathTarget, caller: str) -> None:
+        if self._tracer is not None:
+            parent = exchange.header(b"traceparent")
+            exchange.trace = self._tracer.start(target.endpoint or "", exchange.began, parent)
         looks_up = target.served is not None and target.served.joins
         if exchange.size > (LARGE_LOOKUP_BYTES if looks_up else LARGE_BODY_BYTES):
             future = self._parsing_pool.submit(prepare, exchange, target, caller, self._features)
@@ -249,6 +283,13 @@ class Dispatcher:
             self._queue(exchange, prepare(exchange, target, caller, self._features))
         except Exception as error:
             self._failed(exchange, target, error)
+
+    def _predict(self, exchange: HttpExchange, target: PathTarget, caller: str) -> None:
+        """Answer a request of plain rows; they are parsed in a thread, because that takes a while for each value."""
+        future = self._parsing_pool.submit(
+            prepare_rows, exchange, target, caller, self._features, self._read_arrow
+        )
+        future.add_done_callback(partial(self._return, partial(self._prepared, exchange, target)))
 
     def _prepared(self, exchange: HttpExchange, target: PathTarget, future: Future[Prediction]) -> None:
         try:
@@ -280,6 +321,15 @@ class Dispatcher:
         response = responses.error_response(error)
         self._metrics.refused[response.status] += 1
         exchange.finish(response)
+
+
+def _queried_endpoint(query: bytes) -> bytes:
+    """Return the endpoint that a query like endpoint=churn names."""
+    for part in query.split(b"&"):
+        name, _, value = part.partition(b"=")
+        if name == b"endpoint":
+            return value.replace(b"+", b" ")
+    return b""
 
 
 def _compressed(exchange: HttpExchange, response: HttpResponse, coding: bytes, future: Future[bytes]) -> None:
@@ -317,6 +367,7 @@ def _endpoint_in(path: bytes) -> str:
     start = next(prefix for prefix in NAMING if path.startswith(prefix))
     name, _, last = path[len(start) :].rpartition(b"/")
     whole = name if name and last in LAST_WORDS else path[len(start) :]
+    whole = whole.removesuffix(b":predict").removesuffix(b"%3Apredict") if start == V1_MODELS else whole
     return _name(whole.partition(b"/versions/")[0])
 
 

@@ -124,7 +124,7 @@ def describe_index(served: Iterable[ServedEndpoint]) -> list[Report]:
     return [
         {"name": each.endpoint.name, "version": version, "state": "READY", "reason": ""}
         for each in served
-        for version in each.queues
+        for version in each.answering
     ]
 
 

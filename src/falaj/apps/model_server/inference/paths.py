@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import partial
-from typing import NamedTuple
 from urllib.parse import quote
 
 from falaj.apps.model_server.http import responses
@@ -30,13 +29,17 @@ class PathKind(Enum):
     INFER = auto()
     STATISTICS = auto()
     ALL_STATISTICS = auto()
+    PREDICT = auto()
+    V1_PREDICT = auto()
+    V1_INDEX = auto()
     INDEX = auto()
     LOAD = auto()
     UNLOAD = auto()
     UNKNOWN = auto()
 
 
-class VersionResponder(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class VersionResponder:
     """Encodes the responses of a version of an endpoint, counts them, and assigns prediction ids."""
 
     encoder: ResponseEncoder
@@ -85,6 +88,7 @@ def build_path_table(
         b"/metrics": PathTarget(PathKind.METRICS),
         b"/v2/models/stats": PathTarget(PathKind.ALL_STATISTICS),
         b"/v2/repository/index": PathTarget(PathKind.INDEX, b"POST"),
+        b"/v1/models": PathTarget(PathKind.V1_INDEX),
         LOAD_PATH.encode(): PathTarget(PathKind.METRICS),
     }
     for name, found in served.items():
@@ -97,6 +101,7 @@ def build_path_table(
             for version in (None, *found.answering):
                 start = path if version is None else path + f"/versions/{quote(version)}".encode()
                 paths |= _endpoint_paths(start, found, version, responders)
+                paths |= _row_paths(called, found, version, responders)
             start = f"/v2/repository/models/{quote(called)}".encode()
             paths[start + b"/load"] = PathTarget(PathKind.LOAD, b"POST", name)
             paths[start + b"/unload"] = PathTarget(PathKind.UNLOAD, b"POST", name)
@@ -133,6 +138,24 @@ def _endpoint_paths(
         start + b"/config": PathTarget(PathKind.FIXED, endpoint=name, response=config),
         start + b"/stats": PathTarget(PathKind.STATISTICS, endpoint=name, served=served, version=version),
         start + b"/infer": PathTarget(PathKind.INFER, b"POST", name, served, version, responders=responders),
+    }
+
+
+def _row_paths(
+    called: str, served: ServedEndpoint, version: str | None, responders: Mapping[str, VersionResponder]
+) -> dict[bytes, PathTarget]:
+    """Return the paths for plain rows: those of the V1 protocol, and /predict."""
+    name = served.endpoint.name
+    start = quote(called) if version is None else f"{quote(called)}/versions/{quote(version)}"
+    v1, path = f"/v1/models/{start}", f"/predict/{start}"
+    ready = responses.json_response({"name": name, "ready": True})
+    predict = PathTarget(PathKind.V1_PREDICT, b"POST", name, served, version, responders=responders)
+    rows = PathTarget(PathKind.PREDICT, b"POST", name, served, version, responders=responders)
+    return {
+        v1.encode(): PathTarget(PathKind.FIXED, endpoint=name, response=ready),
+        f"{v1}:predict".encode(): predict,
+        f"{v1}{quote(':')}predict".encode(): predict,
+        path.encode(): rows,
     }
 
 

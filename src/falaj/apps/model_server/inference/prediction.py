@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -28,10 +28,12 @@ from falaj.apps.model_server.inference.protocol import (
 )
 from falaj.apps.model_server.inference.row_encoding import ALL
 from falaj.apps.model_server.inference.traffic import Fallback, named_version, sticky_key
+from falaj.apps.model_server.tracing.spans import RequestTrace
 from falaj.errors import DeadlineExceeded, FalajError, Fault, Internal, InvalidInput, NotFound, shorten
 from falaj.records.serving import ServedModel
 from falaj.serving.dependencies import FeatureReader, PredictedBatch, PredictedRequest
 from falaj.serving.runtime.batch_queue import BatchQueue
+from falaj.serving.runtime.metering import last_run_ns
 from falaj.serving.signatures import answer_to_no_rows, invalid_request
 
 Array = npt.NDArray[Any]
@@ -110,6 +112,8 @@ class Prediction:
         self._is_plain = False
 
     def render(self, outputs: Sequence[Array]) -> None:
+        if self.exchange.trace is not None:
+            self.exchange.trace.ran(self.queue.model.version, last_run_ns())
         responder = self._responder
         self.name = ident = responder.next_id()
         body, json_bytes = responder.encoder.encode(
@@ -144,6 +148,10 @@ class Prediction:
         for request, text in zip(batch, texts, strict=True):
             request.name = ident = next_id()
             request.response = HttpResponse(200, body(ident, text), JSON, None, ident)
+        if RequestTrace.started:
+            for request in batch:
+                if request.exchange.trace is not None:
+                    request.exchange.trace.ran(request.queue.model.version, last_run_ns())
         return True
 
     def complete(self, error: FalajError | None) -> None:
@@ -199,9 +207,14 @@ def prepare_request(
     target: PathTarget,
     caller: str,
     features: FeatureReader,
-    make: type[Prediction] = Prediction,
+    *,
+    make: Callable[..., Prediction] = Prediction,
+    again: Callable[[str], Prediction] | None = None,
 ) -> Prediction:
-    """Check a request, whatever protocol it came by, and decide which version answers it. Raise InvalidInput."""
+    """Check a request, whatever protocol it came by, and decide which version answers it. Raise InvalidInput.
+
+    `again` prepares it for another version; by default as it is.
+    """
     served = target.served
     if served is None:
         raise NotFound("unknown endpoint")
@@ -212,7 +225,10 @@ def prepare_request(
     if join is None or has_model_input(request.inputs, queue.model):
         inputs, notes = queue.signature.take(request.inputs, read_values), b""
     else:
+        began = time.perf_counter_ns()
         joined = join_rows(request.inputs, join, queue.model.inputs[0], features, served.lookups)
+        if exchange.trace is not None:
+            exchange.trace.lookup = began, time.perf_counter_ns()
         inputs, notes = [joined.block], _lookup_notes(joined)
     if len(inputs) > 1 and queue.engine.cost.rows > 1:
         _rows_agree(inputs, queue.model)
@@ -221,11 +237,16 @@ def prepare_request(
     facts = (served.endpoint.id or served.endpoint.name, request.id, caller)
     made = make(exchange, queue, inputs, facts, target.responders, selection, notes)
     made.is_logged_first = _is_logged_first(request)
+    if exchange.trace is not None:
+        exchange.trace.version, exchange.trace.prepared = version, time.perf_counter_ns()
     if served.fallback is not None and named is None:
         made.fallback = Fallback(
             served,
-            lambda other: prepare_request(
-                request, exchange, replace(target, version=other), caller, features, make
+            again
+            or (
+                lambda other: prepare_request(
+                    request, exchange, replace(target, version=other), caller, features, make=make
+                )
             ),
         )
     if request.parameters:

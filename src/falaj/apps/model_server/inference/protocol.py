@@ -330,7 +330,7 @@ class ResponseEncoder:
                 blocks.append(block)
                 tail = b',"parameters":{"binary_data_size":%d}}' % len(block)
             else:
-                _require_small(array)
+                require_small_json(array)
                 tail = b',"data":' + encode_values(array) + b"}"
             parts.append(head + (self._shapes.get(array.shape) or self._shape(array.shape)) + tail)
         text = start + b',"outputs":[' + b",".join(parts) + b"]}"
@@ -353,7 +353,8 @@ def encode_parameters(parameters: Mapping[str, str | int | float]) -> bytes:
     return encoded[1:-1]
 
 
-def _require_small(array: Array) -> None:
+def require_small_json(array: Array) -> None:
+    """Raise TooLarge if an output is too large for text."""
     if array.nbytes > MAX_JSON_BYTES:
         raise TooLarge(
             f"an output has {array.nbytes} bytes; as JSON at most {MAX_JSON_BYTES} are sent, so ask for it as "

@@ -12,7 +12,7 @@ from falaj.apps.model_server.inference.protocol import (
     encode_parameters,
     read_values,
 )
-from falaj.errors import FalajError, Fault, NotFound, Unavailable, shorten
+from falaj.errors import DeadlineExceeded, FalajError, Fault, NotFound, Unavailable, shorten
 from falaj.records.serving import Datatype
 from falaj.serving.deployment_state import ServedEndpoint
 from falaj.serving.signatures import invalid_request
@@ -138,7 +138,7 @@ class Fallback:
     def takes(self, failed: Prediction, error: FalajError) -> bool:
         """Queue the request for the fallback; false if that cannot take it either, and the error stands."""
         version = self._served.fallback
-        if version is None or version == failed.queue.model.version:
+        if version in (None, failed.queue.model.version) or isinstance(error, DeadlineExceeded):
             return False
         notes = encode_parameters(
             {"fallback_from": failed.queue.model.version, "fallback_reason": error.code}

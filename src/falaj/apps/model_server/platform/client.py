@@ -14,6 +14,8 @@ from falaj.errors import Damaged, NotFound
 from falaj.governance.operations.caller import Caller, acting_as
 from falaj.monitoring.windows.collector import Collector
 from falaj.monitoring.windows.delivery import Delivery
+from falaj.ports.parsers import ByteSource
+from falaj.ports.queries import ArrowTable
 from falaj.records.features import OnlineRows
 from falaj.records.monitoring.monitors import WindowRecord
 from falaj.records.serving import LoadProblem, ServedFile, ShadowCounts, VersionCounts
@@ -58,6 +60,16 @@ class PlatformClient:
         """Read the newest features of each key."""
         self._platform.gate.hot.admit(self._account, "features.read", view)
         return read_online(self._services, view, keys)
+
+    def read_arrow(self, content: bytes, owner: str) -> ArrowTable:
+        """Read an Arrow stream of a caller in a process without keys."""
+        from falaj.governance import arrow_ipc
+
+        limit_bytes = self._platform.config.serving.max_body
+        source = ByteSource(len(content), lambda start, size: content[start : start + size])
+        options = {"where": "body", "limit_bytes": limit_bytes}
+        parsed = self._platform.parsers.parse("arrow", [source], options, owner=owner)
+        return arrow_ipc.read_result(parsed.content, where="body", limit_bytes=limit_bytes)
 
     def store_batch(
         self, key: VersionKey, batch: str, content: bytes, rows: int, source: PredictionSource

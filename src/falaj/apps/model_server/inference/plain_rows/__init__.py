@@ -1,0 +1,1 @@
+"""Plain rows instead of tensors: what people and spreadsheets have."""

@@ -1,0 +1,1 @@
+"""OpenTelemetry traces of requests, which are sent only where the operator has said so."""
