@@ -19,6 +19,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import NamedTuple
 
 import numpy as np
@@ -35,6 +36,7 @@ NORMAL = 0.6
 OVERLOAD = 3.0
 BODIES = 50
 CLIENTS = 8
+WARM_UP_S = 8
 NORMAL_S, OVERLOAD_S, PEER_OVERLOAD_S, KILL_S = 10, 20, 5, 5
 RECOVERED_S = 1.0
 """Time after the overload from which latency has to be normal again."""
@@ -72,7 +74,7 @@ def main() -> None:
             normal, overload, recovery, growth = overloaded(ours, pid, capacity, OVERLOAD_S)
             back_s, wrong = killed(ours, pid, capacity)
         theirs = free_port()
-        with serving([python, PARTS / "fastapi_threads.py", model, str(theirs)], theirs) as peer:
+        with serving([python, PARTS / "fastapi_threads.py", model, str(theirs)], theirs) as (_, peer, _):
             server = Server(theirs, "none", bodies, folder / "seen.json")
             peer_capacity = server.capacity(peer)
             their_normal, their_overload, _, their_growth = overloaded(
@@ -132,7 +134,7 @@ class Server(NamedTuple):
 
     def capacity(self, pid: int) -> float:
         """Return how many requests a second are answered to clients that wait for their answers."""
-        return load(self.port, pid, self.token, CLIENTS)["rate"]
+        return median(load(self.port, pid, self.token, CLIENTS)["rate"] for _ in range(3))
 
 
 def overloaded(
@@ -140,7 +142,7 @@ def overloaded(
 ) -> tuple[Phase, Phase, Phase, float]:
     """Return what was seen before, during and after overload, and by what factor the server's memory grew."""
     normal = NORMAL * capacity
-    with server.load((normal, 3)):
+    with server.load((normal, WARM_UP_S)):  # what a server in use needs is not growth
         pass
     with (
         MemoryWatch(pid) as memory,

@@ -76,6 +76,15 @@ def _size(given: object) -> object:
 ModelIsolation = Literal["auto", "always"]
 
 
+class ServingLimits(Record):
+    """Limits of each caller of an endpoint, where the endpoint has none of its own."""
+
+    requests_per_second: Annotated[float, Field(gt=0, le=1_000_000)] | None = None
+    """Requests of each caller to each endpoint, on average; more get 429. By default as many as can be answered."""
+    burst: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    """Requests at once after a pause; by default those of a second."""
+
+
 class TracingConfig(Record):
     """OpenTelemetry traces of requests to the model server. They hold names, versions and times, no values."""
 
@@ -128,6 +137,8 @@ class ServingConfig(Record):
     [serving](serving.md)."""
     model_memory: Annotated[int, BeforeValidator(_size), Field(ge=1 << 26)] = 1 << 30
     """Memory for runs, like 2GiB: of each model in a process of its own, and of all others together."""
+    limits: ServingLimits = ServingLimits()
+    """Limits of each caller; an endpoint may have others (`falaj endpoints configure`)."""
     tracing: TracingConfig = TracingConfig()
     max_body: Annotated[int, BeforeValidator(_size), Field(ge=1 << 16, le=1 << 32)] = 1 << 24
     """Largest body of a request, like 64MiB, also after decompression. All unanswered requests together may take 256

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from falaj.errors import InvalidInput, NotFound
-from falaj.records.serving import DYNAMIC, Deployment, Endpoint, ServedFile
+from falaj.records.serving import DYNAMIC, Deployment, Endpoint, ServedFile, ServingSettings
 from falaj.serving.lookups import FeatureJoin, LookupMeter, build_join
 from falaj.serving.routing import WeightedRouter
 from falaj.serving.runtime.batch_queue import BatchQueue
@@ -46,7 +46,7 @@ class DeploymentState:
     A request that started on the old snapshot finishes there: its queue lives as long as requests wait in it.
     """
 
-    make_queue: Callable[[ModelEngine], BatchQueue]
+    make_queue: Callable[[ModelEngine, ServingSettings], BatchQueue]
     load: Callable[[ServedFile], ModelEngine] = load_file
     served: Mapping[str, ServedEndpoint] = field(default_factory=lambda: MappingProxyType({}))
     _queues: dict[ServedFile, BatchQueue] = field(default_factory=dict)
@@ -65,7 +65,7 @@ class DeploymentState:
         async with self._apply_lock:
             known = self._queues | self._prepared
             queues = {file: known.get(file) or await self._load(file) for file in deployment.models}
-            files = {(file.model, file.version): file for file in deployment.models}
+            files = {(file.model, file.version, file.settings): file for file in deployment.models}
             served = {e.name: self._joined(e, files, queues) for e in deployment.endpoints}
             self._queues, self.served = queues, MappingProxyType(served)
             self._prepared = {}
@@ -74,6 +74,10 @@ class DeploymentState:
         """End the processes of models."""
         for queue in (self._queues | self._prepared).values():
             queue.close()
+
+    def queue_of(self, file: ServedFile) -> BatchQueue | None:
+        """Return the queue of a loaded version."""
+        return self._queues.get(file)
 
     def find(self, endpoint: str) -> ServedEndpoint:
         found = self.served.get(endpoint)
@@ -85,15 +89,16 @@ class DeploymentState:
         return found
 
     async def _load(self, file: ServedFile) -> BatchQueue:
-        return self.make_queue(await asyncio.to_thread(self.load, file))
+        return self.make_queue(await asyncio.to_thread(self.load, file), file.settings)
 
     def _joined(
         self,
         endpoint: Endpoint,
-        files: Mapping[tuple[str, str], ServedFile],
+        files: Mapping[tuple[str, str, ServingSettings], ServedFile],
         queues: Mapping[ServedFile, BatchQueue],
     ) -> ServedEndpoint:
-        own = {route.version: files[endpoint.model, route.version] for route in endpoint.routes}
+        settings = endpoint.settings.of_runs
+        own = {route.version: files[endpoint.model, route.version, settings] for route in endpoint.routes}
         by_version = {version: queues[file] for version, file in own.items()}
         joins = {version: _join(endpoint, file, queues[file]) for version, file in own.items()}
         before = self.served.get(endpoint.name)

@@ -26,6 +26,8 @@ from falaj.records.governance.objects import Cursor, Page, PageSize, StoredObjec
 from falaj.records.names import DEFAULT_WORKSPACE, Name, ObjectId, WorkspaceRef, ZoneName
 from falaj.records.registry import AliasName, ModelVersionRef
 from falaj.records.serving import (
+    BurstSize,
+    DelayMs,
     DeployedEndpoint,
     EndpointObservations,
     EndpointRef,
@@ -37,18 +39,25 @@ from falaj.records.serving import (
     InferOutput,
     LoadProblem,
     Lookup,
+    MeasuredVersion,
     PredictionBatch,
     PredictionRecord,
     PredictionRef,
+    QueueMs,
     ReportReceipt,
+    RequestRate,
     Route,
     Routes,
+    RowCount,
+    RunCount,
     ScoringRule,
     ServedRoute,
     ServerLoad,
+    ServingSettings,
     ShadowCounts,
     ShadowReport,
     StickyKey,
+    TimeoutMs,
     VersionCounts,
 )
 from falaj.serving import store, validation
@@ -146,6 +155,42 @@ class Endpoints:
         found = validation.resolve_versions(call, routes, model=before.model, served=served_now)
         served = validation.served_routes(routes, found)
         self._put(call, target, served, found, lookup=None, scoring=None, before=before, sticky=sticky)
+        return self._record(call, target.id)
+
+    @operation("endpoints.configure", resource="endpoint")
+    def configure(
+        self,
+        endpoint: EndpointRef,
+        *,
+        max_batch_rows: RowCount | None = None,
+        batch_delay_ms: DelayMs | None = None,
+        max_queue_ms: QueueMs | None = None,
+        instances: RunCount | None = None,
+        threads: RunCount | None = None,
+        timeout_ms: TimeoutMs | None = None,
+        requests_per_second: RequestRate | None = None,
+        burst: BurstSize | None = None,
+    ) -> DeployedEndpoint:
+        """Set how the versions of an endpoint run; they are loaded again and no request fails meanwhile.
+
+        What is not given is found by measurement again: the settings replace the earlier ones. A request is refused if
+        it would wait for longer than max_queue_ms, a run is stopped after timeout_ms, and each caller may send
+        requests_per_second, or `burst` at once.
+        """
+        call = current_call()
+        target = call.object("endpoint")
+        given = ServingSettings(
+            max_batch_rows=max_batch_rows,
+            batch_delay_ms=batch_delay_ms,
+            max_queue_ms=max_queue_ms,
+            instances=instances,
+            threads=threads,
+            timeout_ms=timeout_ms,
+            requests_per_second=requests_per_second,
+            burst=burst,
+        )
+        call.event_data |= {"settings": given.model_dump(exclude_none=True)}
+        store.set_settings(call.tx, target.id, given)
         return self._record(call, target.id)
 
     @operation("endpoints.protect", resource="endpoint", allow=Role.ADMIN)
@@ -332,8 +377,9 @@ class Endpoints:
         counts: tuple[VersionCounts, ...] = (),
         problems: tuple[LoadProblem, ...] = (),
         shadows: tuple[ShadowCounts, ...] = (),
+        measured: tuple[MeasuredVersion, ...] = (),
     ) -> ReportReceipt:
-        """Add request counts, load problems and shadows of an endpoint's versions. Only the model server may do so."""
+        """Add counts, load problems, shadows and measurements of an endpoint's versions. Only the model server may."""
         call = current_call()
         _require_server(call)
         target = call.object("endpoint")
@@ -342,8 +388,9 @@ class Endpoints:
         store.add_counts(call.tx, target.id, counts, now=call.now)
         store.set_problems(call.tx, target.id, problems, now=call.now)
         store.add_shadows(call.tx, target.id, shadows)
+        store.set_measurements(call.tx, target.id, measured)
         named = {each.version for each in counts} | {each.version for each in problems}
-        named |= {each.version for each in shadows}
+        named |= {each.version for each in shadows} | {each.version for each in measured}
         return ReportReceipt(versions=len(named))
 
     def _put(

@@ -19,11 +19,13 @@ from falaj.records.serving import (
     DeployedEndpoint,
     LoadProblem,
     Lookup,
+    MeasuredVersion,
     Observation,
     PredictionBatch,
     Route,
     ScoringRule,
     ServedRoute,
+    ServingSettings,
     ShadowCounts,
     ShadowDifference,
     StickyKey,
@@ -36,9 +38,11 @@ from falaj.serving.tables import (
     counts,
     endpoints,
     labels,
+    measurements,
     observations,
     problems,
     protections,
+    settings,
     shadows,
 )
 
@@ -132,6 +136,8 @@ def endpoint_record(tx: Transaction, found: StoredObject, *, url: str | None = N
         previous=tuple(Route.model_validate(each) for each in row["previous"]),
         lookup=None if row["lookup"] is None else Lookup.model_validate(row["lookup"]),
         scoring=None if row["scoring"] is None else ScoringRule(row["scoring"]),
+        settings=settings_of(tx, found.id),
+        measured=_measured(tx, found.id, [each["version"] for each in row["routes"]]),
         sticky=row["sticky"],
         zone=found.zone or "",
         label=found.label,
@@ -152,6 +158,35 @@ def all_endpoints(tx: Transaction) -> list[DeployedEndpoint]:
     )
     found = [objects.stored_object(row) for row in tx.execute(query).mappings()]
     return [endpoint_record(tx, each) for each in found]
+
+
+def settings_of(tx: Transaction, endpoint: str) -> ServingSettings:
+    """Return the settings of an endpoint; those of one that nobody has configured are empty."""
+    row = tx.execute(select(settings.c.settings).where(settings.c.endpoint == endpoint)).first()
+    return ServingSettings() if row is None else ServingSettings.model_validate(row.settings)
+
+
+def set_settings(tx: Transaction, endpoint: str, given: ServingSettings) -> None:
+    """Replace the settings of an endpoint; the model server loads its versions again with them."""
+    tx.execute(delete(settings).where(settings.c.endpoint == endpoint))
+    row = {"endpoint": endpoint, "settings": given.model_dump(mode="json", exclude_none=True)}
+    tx.execute(insert(settings), row)
+    advance(tx)
+
+
+def set_measurements(tx: Transaction, endpoint: str, found: Sequence[MeasuredVersion]) -> None:
+    for each in found:
+        same = measurements.c.endpoint == endpoint, measurements.c.version == each.version
+        tx.execute(delete(measurements).where(*same))
+        row = {"endpoint": endpoint, "version": each.version, "measured": each.model_dump(mode="json")}
+        tx.execute(insert(measurements), row)
+
+
+def _measured(tx: Transaction, endpoint: str, versions: Sequence[str]) -> tuple[MeasuredVersion, ...]:
+    """Return what was measured of the given versions."""
+    rows = tx.execute(select(measurements).where(measurements.c.endpoint == endpoint)).mappings()
+    found = {row["version"]: MeasuredVersion.model_validate(row["measured"]) for row in rows}
+    return tuple(found[version] for version in versions if version in found)
 
 
 def set_scoring(tx: Transaction, ident: str, scoring: ScoringRule) -> None:

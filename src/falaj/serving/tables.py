@@ -44,6 +44,22 @@ protections = Table(  # by name, so that an endpoint that is removed and made ag
     Column("at", UtcTime, nullable=False),
 )
 
+settings = Table(  # how the versions of an endpoint run, where an operator has said so
+    "serving_settings",
+    METADATA,
+    _endpoint_key(),
+    Column("settings", JsonText, nullable=False),
+)
+
+measurements = Table(  # what the model server measured when it loaded a version
+    "serving_measurements",
+    METADATA,
+    _endpoint_key(),
+    Column("version", Text, primary_key=True),
+    Column("measured", JsonText, nullable=False),
+    info=UNRECORDED,
+)
+
 problems = Table(  # versions that the model server could not load
     "serving_problems",
     METADATA,

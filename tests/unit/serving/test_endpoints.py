@@ -36,6 +36,7 @@ from falaj.records.serving import (
     MissingReason,
     Route,
     ScoringRule,
+    ServingSettings,
     VersionCounts,
     ViewLookup,
 )
@@ -148,6 +149,27 @@ def test_deploying_again_routes_everything_there(platform: OwnPlatform, caller: 
     assert [route.version for route in made.routes] == ["3"]
     assert (made.previous, made.scoring) == ((Route(version="1"),), ScoringRule.LOG_LOSS)
     caller.until("again", "3")
+
+
+def test_settings_reach_the_model_server_and_what_it_measured_is_shown(
+    platform: OwnPlatform, caller: Caller
+) -> None:
+    platform.endpoints.deploy("tuned", model="m@1")
+    measured = eventually(lambda: platform.endpoints.show("tuned").measured)
+
+    made = platform.endpoints.configure("tuned", max_queue_ms=70, instances=3, requests_per_second=1, burst=2)
+    changed = eventually(
+        lambda: [m for m in platform.endpoints.show("tuned").measured if m.max_queue_ms == 70]
+    )
+    statuses = [caller.ask("tuned").status_code for _ in range(4)]
+    platform.endpoints.configure("tuned")
+    eventually(lambda: platform.endpoints.show("tuned").measured[0].max_queue_ms == 1000)
+
+    assert (measured[0].version, measured[0].place) == ("1", "event loop")
+    assert made.settings == ServingSettings(max_queue_ms=70, instances=3, requests_per_second=1, burst=2)
+    assert changed[0].instances == 3
+    assert (statuses[0], statuses[-1]) == (200, 429)
+    assert caller.ask("tuned").status_code == 200
 
 
 def test_versions_are_named_by_their_aliases(platform: OwnPlatform) -> None:

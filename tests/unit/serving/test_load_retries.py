@@ -16,7 +16,7 @@ from falaj.apps.model_server.platform.recorder import VersionKey
 from falaj.apps.model_server.platform.reload import DeploymentReloader
 from falaj.assembly.model_server import version_opener
 from falaj.errors import Damaged, FalajError, InvalidInput, NotFound, Unavailable
-from falaj.records.serving import Deployment, Endpoint, LoadProblem, ServedFile
+from falaj.records.serving import Deployment, Endpoint, LoadProblem, MeasuredVersion, ServedFile
 from model_servers import constant
 from platforms import OwnPlatform, make_platform
 
@@ -80,6 +80,9 @@ class FailingServer:
         if self.error is not None:
             raise self.error
 
+    def measured(self, file: ServedFile) -> MeasuredVersion | None:
+        return None
+
     async def apply(self, deployment: Deployment) -> None:
         self.served = deployment
 
@@ -101,7 +104,13 @@ class Reloading:
             clock=lambda: self.now,
         )
 
-    def _report(self, endpoint: str, problems: tuple[LoadProblem, ...]) -> None:
+    def _report(
+        self,
+        endpoint: str,
+        *,
+        problems: tuple[LoadProblem, ...] = (),
+        measured: tuple[MeasuredVersion, ...] = (),
+    ) -> None:
         self.reported += [each.problem for each in problems]
 
     def sync_at(self, now: float) -> int:

@@ -133,27 +133,13 @@ def test_what_waits_is_what_was_added(drawn: list[tuple[str, int, int]]) -> None
         request = StubRequest(str(number), caller=caller, priority=priority)
         waiting.add(Waiting(request, rows, rows * 0.001, 0.0))
         if random.random() < 0.4:
-            item = waiting.take()
-            if random.random() < 0.3:
-                waiting.put_back([item])
-            else:
-                taken.append(item.request.name)
+            taken.append(waiting.take().request.name)
         assert waiting.work_s == pytest.approx(sum(item.work_s for item in waiting))
 
     taken += [item.request.name for item in waiting.remove_all()]
 
     assert sorted(taken) == sorted(str(n) for n in range(len(drawn)))
     assert (len(waiting), waiting.work_s) == (0, 0.0)
-
-
-def test_a_request_that_was_put_back_is_next_again() -> None:
-    waiting: WaitingRequests[StubRequest] = WaitingRequests()
-    for n in range(3):
-        waiting.add(Waiting(StubRequest(str(n)), 1, 0.001, 0.0))
-
-    waiting.put_back([waiting.take(), waiting.take()])
-
-    assert [item.request.name for item in waiting.remove_all()] == ["0", "1", "2"]
 
 
 # --------------------------------------------------------------------------------- how long it may wait

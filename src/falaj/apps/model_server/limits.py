@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field, replace
 
-from falaj.records.config import ServingConfig
+from falaj.records.config import ServingConfig, ServingLimits
+from falaj.serving.runtime.rate_limits import RateLimit
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,8 @@ class ServerLimits:
     stop_s: float = 10.0
     sweep_s: float = 0.5
     """Seconds between checks of deadlines."""
+    rate: RateLimit | None = None
+    """Requests of each caller to each endpoint that has no limit of its own; None: no limit."""
     threads: int = field(default_factory=lambda: os.cpu_count() or 1)
     """Threads for slow models, one per core."""
 
@@ -37,7 +40,13 @@ def limits_of(config: ServingConfig) -> ServerLimits:
     """Return the limits of a server; what it may hold grows with the largest body."""
     usual = ServerLimits()
     held_bytes = max(usual.held_bytes, 4 * config.max_body)
-    return replace(usual, body_bytes=config.max_body, held_bytes=held_bytes)
+    rate = _rate_limit(config.limits)
+    return replace(usual, body_bytes=config.max_body, held_bytes=held_bytes, rate=rate)
+
+
+def _rate_limit(limits: ServingLimits) -> RateLimit | None:
+    per_second = limits.requests_per_second
+    return None if per_second is None else RateLimit(per_second, limits.burst or max(1.0, per_second))
 
 
 def limits_of_replica(serving: ServingConfig) -> ServerLimits:

@@ -153,6 +153,7 @@ class ServerMetrics:
     def collect(self) -> Iterable[Metric]:
         yield from self._requests()
         yield from self._queue_metrics()
+        yield from self._overload_metrics()
         yield self._shadow_metrics()
         yield from self._lookup_metrics()
         yield GaugeMetricFamily("falaj_serving_connections", "Open connections", self.connections)
@@ -222,6 +223,22 @@ class ServerMetrics:
             rows.add_metric(labels, queue.rows)
             waiting.add_metric(labels, queue.waiting)
         return batches, rows, waiting
+
+    def _overload_metrics(self) -> Iterable[Metric]:
+        names = ["model", "version"]
+        dropped = CounterMetricFamily(
+            "falaj_serving_dropped", "Requests that were not run, by reason", labels=[*names, "reason"]
+        )
+        overloaded = GaugeMetricFamily(
+            "falaj_serving_overloaded", "1 while requests of a model are refused", labels=names
+        )
+        queues = {id(queue): queue for served in self.served.values() for queue in served.queues.values()}
+        for queue in queues.values():
+            labels = [queue.model.name, queue.model.version]
+            dropped.add_metric([*labels, "overload"], queue.refused)
+            dropped.add_metric([*labels, "deadline"], queue.expired)
+            overloaded.add_metric(labels, queue.is_overloaded)
+        return dropped, overloaded
 
 
 def _cumulative(bounds: Sequence[float], numbers: Sequence[int]) -> list[tuple[str, float]]:

@@ -115,7 +115,7 @@ async def running_server(
     servable = partial(require_still_servable, platform.gate)
     opened = version_opener(platform.services)
     reloader = DeploymentReloader(
-        platform.database, server, admission, recorder, opened, client.report_problems, servable
+        platform.database, server, admission, recorder, opened, client.report_versions, servable
     )
     recorder.start()
     server.metrics.replica = replica

@@ -28,7 +28,7 @@ from falaj.apps.socket_listener import SocketListener
 from falaj.apps.tls_listener import TlsListener
 from falaj.errors import FalajError
 from falaj.records.config import ServerConfig, Tls
-from falaj.records.serving import Deployment, Endpoint, ServedFile
+from falaj.records.serving import Deployment, Endpoint, MeasuredVersion, ServedFile, ServingSettings
 from falaj.serving.dependencies import (
     Admission,
     AuthenticationFailures,
@@ -40,7 +40,7 @@ from falaj.serving.dependencies import (
 )
 from falaj.serving.deployment_state import DeploymentState
 from falaj.serving.runtime.batch_queue import BatchQueue, QueuedRequest
-from falaj.serving.runtime.engine import ModelEngine
+from falaj.serving.runtime.engine import LONGEST_S, ModelEngine
 from falaj.serving.runtime.loading import load as load_file
 from falaj.serving.runtime.metering import MeteredEngine
 
@@ -212,15 +212,24 @@ class ModelServer:
             connection.expire()
         self._sweeping = self._loop.call_later(self.limits.sweep_s, self._sweep)
 
-    def _make_queue(self, engine: ModelEngine) -> BatchQueue:
+    def measured(self, file: ServedFile) -> MeasuredVersion | None:
+        """Return how a version runs, if it is loaded."""
+        queue = self._deployment_state.queue_of(file)
+        return None if queue is None else queue.measured(file)
+
+    def _make_queue(self, engine: ModelEngine, settings: ServingSettings) -> BatchQueue:
         metered = MeteredEngine(engine)
+        instances = settings.instances or self.limits.threads
         # each has threads of its own: a model whose runs take long keeps no other from running
         queue = BatchQueue(
             metered,
-            pool=ThreadPoolExecutor(self.limits.threads, thread_name_prefix="model"),
-            threads=self.limits.threads,
+            pool=ThreadPoolExecutor(instances, thread_name_prefix="model"),
+            threads=instances,
             answered=self._record_batch,
             most_waiting=self.limits.waiting,
+            max_queue_s=None if settings.max_queue_ms is None else settings.max_queue_ms / 1000,
+            batch_delay_s=(settings.batch_delay_ms or 0) / 1000,
+            timeout_s=LONGEST_S if settings.timeout_ms is None else settings.timeout_ms / 1000,
         )
         self.metrics.meters[queue] = metered
         return queue

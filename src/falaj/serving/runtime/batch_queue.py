@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
+from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from functools import partial
@@ -15,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from falaj.errors import DeadlineExceeded, FalajError, InvalidInput, Overloaded, Unavailable
-from falaj.records.serving import DYNAMIC, Datatype, Tensor
+from falaj.records.serving import DYNAMIC, Datatype, MeasuredVersion, ServedFile, Tensor
 from falaj.serving.runtime.engine import LONGEST_S, QUICK_S, ModelEngine
 from falaj.serving.runtime.probe import DYNAMIC_SIZE
 from falaj.serving.runtime.queue_limit import QueueLimit
@@ -110,7 +112,7 @@ class BatchQueue:
         self._loop = asyncio.get_running_loop()
         self._pool = pool
         self._answered = answered
-        self._free_threads = threads
+        self._free_threads = self._instances = threads
         self._inline_rows = engine.cost.inline_rows
         self._inline_limits = [_inline_limit(tensor) for tensor in engine.model.inputs]
         self._has_texts = any(tensor.datatype is Datatype.BYTES for tensor in engine.model.inputs)
@@ -130,6 +132,9 @@ class BatchQueue:
         )
         self._row_work_s = engine.cost.of_request(1)
         self._capacity = most_waiting or MAX_WAITING
+        self._new: deque[tuple[QueuedRequest, int]] = deque()
+        """Requests of this iteration of the event loop, with their rows; those that have to wait take turns."""
+        self._new_s = 0.0
         self._waiting: WaitingRequests[QueuedRequest] = WaitingRequests()
         self._scheduled = False
         self._delayed: asyncio.TimerHandle | None = None
@@ -137,20 +142,36 @@ class BatchQueue:
 
     @property
     def waiting(self) -> int:
-        return len(self._waiting)
+        return len(self._waiting) + len(self._new)
 
     @property
     def is_overloaded(self) -> bool:
         return self._limit.is_overloaded
 
+    def measured(self, file: ServedFile) -> MeasuredVersion:
+        """Return how the model runs, and what was measured when it was loaded."""
+        cost = self.engine.cost
+        return MeasuredVersion(
+            version=file.version,
+            run_ms=round(1000 * cost.seconds, 4),
+            row_ms=round(1000 * cost.more_seconds, 4),
+            batch_rows=cost.rows,
+            instances=self._instances,
+            threads=min(file.settings.threads or 1, os.cpu_count() or 1),
+            max_queue_ms=round(1000 * self._limit.max_wait_s, 3),
+            place="process" if not self.engine.in_process else "event loop" if cost.inline else "threads",
+        )
+
     def submit(self, request: QueuedRequest) -> None:
         """Queue `request` for the next batch. Raise Overloaded if it would have to wait for too long."""
-        waiting, first = self._waiting, request.inputs[0]
+        first = request.inputs[0]
         rows = len(first) if first.ndim else 1
         work_s = self._row_work_s if rows == 1 else self.engine.cost.of_request(rows)
-        if waiting.work_s > self._limit.work_s or len(waiting) >= self._capacity:
+        waiting, new = self._waiting, self._new
+        if waiting.work_s + self._new_s > self._limit.work_s or waiting.size + len(new) >= self._capacity:
             self._require_place(request, work_s)
-        waiting.add(Waiting(request, rows, work_s, self._loop.time()))
+        new.append((request, rows))
+        self._new_s += work_s
         if not self._scheduled:
             self._scheduled = True
             self._loop.call_soon(self._run_waiting)
@@ -166,6 +187,7 @@ class BatchQueue:
     def _require_place(self, request: QueuedRequest, work_s: float) -> None:
         """Raise Overloaded, unless the caller has used less than its share of the queue."""
         now = self._loop.time()
+        self._queue_new()
         self._limit.judge(self._waiting.work_s, now)
         before_s = self._waiting.work_before(request)
         if before_s <= self._limit.work_s and len(self._waiting) < self._capacity:
@@ -183,37 +205,75 @@ class BatchQueue:
 
     def _run_waiting(self) -> None:
         self._scheduled = False
-        while self._waiting:
-            if not self._free_threads and not self._inline_rows:
-                break
+        if self._inline_rows and not self._waiting.size and not self._delay_s:
+            self._run_new()
+        self._queue_new()
+        while self._waiting and self._free_threads:
             if self._delay_s and (left_s := self._left_s()) > 0:
                 self._delayed = self._delayed or self._loop.call_later(left_s, self._run_delayed)
                 return
-            batch = self._next()
-            if not batch:
-                return
-            rows = sum(waiting.rows for waiting in batch)
-            requests = [waiting.request for waiting in batch]
-            if self._inline_rows and self._is_quick(requests):
-                self._run_inline(requests)
-            elif self._free_threads:
-                self._start(batch, requests, rows)
-            else:
-                self._waiting.put_back(batch)
-                break
+            if batch := self._next():
+                self._start(batch)
         if self._waiting and self._check is None:
             self._check = self._loop.call_later(self._limit.interval_s, self._check_waiting)
+
+    def _run_new(self) -> None:
+        """Run new requests on the event loop in the order of their arrival, as long as they are quick."""
+        new, now = self._new, self._loop.time()
+        while new:
+            taken = self._next_new(now)
+            batch = [request for request, _ in taken]
+            if not batch:
+                continue
+            if not self._inline_rows or not self._is_quick(batch):
+                new.extendleft(reversed(taken))
+                return
+            self._run_inline(batch)
+
+    def _next_new(self, now: float) -> list[tuple[QueuedRequest, int]]:
+        """Take the next new requests that may share a run, without those of clients that have gone."""
+        new, most = self._new, self.engine.cost.rows
+        batch: list[tuple[QueuedRequest, int]] = []
+        total, row_shapes = 0, None
+        while new:
+            request, rows = new[0]
+            if request.cancelled or (request.deadline is not None and request.deadline <= now):
+                new.popleft()
+                self._drop(Waiting(request, rows, 0.0, now), now)
+                continue
+            total += rows
+            if batch and (total > most or not self._fits(request, row_shapes)):
+                break
+            batch.append(new.popleft())
+            if most == 1:
+                break
+            if not self._only_rows and row_shapes is None:
+                row_shapes = _row_shapes(request)
+        return batch
+
+    def _queue_new(self) -> None:
+        """Let the new requests wait for their turns."""
+        now, cost = self._loop.time(), self.engine.cost
+        for request, rows in self._new:
+            self._waiting.add(Waiting(request, rows, cost.of_request(rows), now))
+        self._new.clear()
+        self._new_s = 0.0
 
     def _run_delayed(self) -> None:
         self._delayed = None
         self._run_waiting()
 
-    def _start(self, batch: Sequence[Waiting[QueuedRequest]], requests: Batch, rows: int) -> None:
-        """Run a batch in a thread."""
+    def _start(self, batch: Sequence[Waiting[QueuedRequest]]) -> None:
+        """Run a batch: in a thread, or on the event loop if it is quick."""
+        requests = [waiting.request for waiting in batch]
+        if self._inline_rows and self._is_quick(requests):
+            self._run_inline(requests)
+            return
         self._free_threads -= 1
         began = self._loop.time()
         self.queued_s += len(batch) * began - sum(waiting.since for waiting in batch)
-        work_s, expected_s = sum(waiting.work_s for waiting in batch), self.engine.cost.of_run(rows)
+        work_s = sum(waiting.work_s for waiting in batch)
+        expected_s = self.engine.cost.of_run(sum(waiting.rows for waiting in batch))
         future = self._pool.submit(_attempt, self.engine, requests, self._timeout_s)
         future.add_done_callback(partial(self._returned, requests, (began, work_s, expected_s)))
 
@@ -394,6 +454,8 @@ def _run(engine: ModelEngine, batch: Batch, limit_s: float) -> Result:
     columns = zip(*(request.inputs for request in batch), strict=True)
     inputs = [np.concatenate(column) for column in columns]
     outputs = engine.run(inputs, limit_s=limit_s)
+    if any(len(array) != len(inputs[0]) for array in outputs):  # whose rows are whose?
+        raise ValueError("a batch was answered with another number of rows; its requests run alone")
     if isinstance(batch[0], BatchRenderer) and batch[0].render_batch(batch, outputs):
         return inputs, outputs
     at = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -145,12 +146,14 @@ class OnnxEngine:
         except Exception as error:
             raise _explained(error) from None
         require_small_outputs(outputs)
+        require_declared_outputs(self.model, outputs)
         return outputs
 
 
 def open_session(file: ServedFile, content: bytes, *, memory_bytes: int, is_bounded: bool) -> OnnxEngine:
     """Open and probe a model in this process. `is_bounded`: its work follows from the shapes of its inputs."""
     opened = _open(file, content, memory_bytes)
+    most_rows = file.settings.max_batch_rows
     model = ServedModel(
         name=file.model,
         version=file.version,
@@ -164,15 +167,38 @@ def open_session(file: ServedFile, content: bytes, *, memory_bytes: int, is_boun
     def trial(inputs: Sequence[Array]) -> list[Array]:
         return WATCHDOG.run(session, dict(zip(names, inputs, strict=True)), limit_s=TRIAL_S)
 
-    cost = measure(model, trial, is_bounded=is_bounded)
+    cost = measure(model, trial, is_bounded=is_bounded, max_batch_rows=most_rows)
     _log.info("loaded %s@%s: %s", file.model, file.version, cost)
     return OnnxEngine(model, cost, session, names)
 
 
 def require_small_outputs(outputs: Sequence[Array]) -> None:
-    size = sum(array.nbytes for array in outputs)
+    size = sum(getattr(array, "nbytes", 0) for array in outputs)
     if size > MAX_OUTPUT_BYTES:
         raise TooLarge.at("outputs", given=f"{size} bytes", allowed=f"at most {MAX_OUTPUT_BYTES} bytes")
+
+
+def require_declared_outputs(model: ServedModel, outputs: Sequence[Array]) -> None:
+    """Raise InvalidInput unless a model has answered as it declares. One without a shape has declared nothing."""
+    if len(outputs) != len(model.outputs):
+        raise InvalidInput(
+            f"the model {model.name}@{model.version} answered with {len(outputs)} outputs where it declares "
+            f"{len(model.outputs)}; its answer is not passed on"
+        )
+    for tensor, array in zip(model.outputs, outputs, strict=True):
+        shape = getattr(array, "shape", None)
+        if tensor.shape and (shape is None or not _agrees(tensor.shape, shape)):
+            given = "no tensor" if shape is None else f"the shape {list(shape)}"
+            raise InvalidInput(
+                f"the model {model.name}@{model.version} answered {tensor.name} with {given} where it declares "
+                f"{list(tensor.shape)}; its answer is not passed on"
+            )
+
+
+def _agrees(declared: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+    return len(declared) == len(shape) and all(
+        size in (DYNAMIC, found) for size, found in zip(declared, shape, strict=True)
+    )
 
 
 def _explained(error: Exception) -> Exception:
@@ -185,7 +211,8 @@ def _explained(error: Exception) -> Exception:
 def _open(file: ServedFile, content: bytes, memory_bytes: int) -> ort.InferenceSession:
     _SHARED_ARENA.create(memory_bytes)
     options = ort.SessionOptions()
-    options.intra_op_num_threads = 1  # requests run in parallel; a model on all cores would make them queue
+    # requests run in parallel: a model on all cores would make them queue
+    options.intra_op_num_threads = min(file.settings.threads or 1, os.cpu_count() or 1)
     options.inter_op_num_threads = 1
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", NOWHERE)

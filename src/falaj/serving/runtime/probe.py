@@ -56,28 +56,30 @@ class RunCost:
         return self.of_run(self.rows) / self.rows * rows if rows < self.rows else self.of_run(rows)
 
 
-def measure(model: ServedModel, run: Run, *, is_bounded: bool) -> RunCost:
+def measure(model: ServedModel, run: Run, *, is_bounded: bool, max_batch_rows: int | None = None) -> RunCost:
     """Measure the cost of `model`. One that fails on synthetic values runs unbatched and in a thread.
 
+    Batches have at most `max_batch_rows`; if nobody has chosen that, 32, and only where sharing a run pays.
     What was measured holds for other values only if the model `is_bounded`; any other never runs on the event loop.
     """
+    most = max_batch_rows or MOST_ROWS
     try:
         single = _measured(run, _sample(model, rows=1))
         shares = _has_rows(model) and _rows_are_independent(model, run)
-        full = _measured(run, _sample(model, rows=MOST_ROWS)) if _chooses_rows(model) else single
+        full = _measured(run, _sample(model, rows=most)) if _chooses_rows(model) else single
     except Exception:  # the engine may raise anything on synthetic values
         return RunCost(INLINE_S, rows=1, inline_rows=0)
     inline_rows = 0
     if is_bounded and full.is_quick:
-        inline_rows = MOST_ROWS if _chooses_rows(model) else ANY_ROWS
+        inline_rows = most if _chooses_rows(model) else ANY_ROWS
     elif is_bounded and single.is_quick and not shares:
         inline_rows = 1
-    pays = inline_rows or full.seconds <= BATCHING_GAIN * MOST_ROWS * single.seconds
+    pays = inline_rows or max_batch_rows or full.seconds <= BATCHING_GAIN * most * single.seconds
     return RunCost(
         single.seconds,
-        rows=MOST_ROWS if shares and pays else 1,
+        rows=most if shares and pays else 1,
         inline_rows=inline_rows,
-        more_seconds=max(0.0, full.seconds - single.seconds) / (MOST_ROWS - 1),
+        more_seconds=max(0.0, full.seconds - single.seconds) / max(1, most - 1),
     )
 
 

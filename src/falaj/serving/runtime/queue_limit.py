@@ -32,6 +32,8 @@ CALM_S = 0.5
 """How long nothing must have been refused before the model counts as no longer overloaded."""
 SMOOTHING = 0.1
 MAX_SLOWDOWN = 1000.0
+MAX_OUTLIER = 4.0
+"""One run counts for no more than so many times what runs usually take, such as one that waited for a new process."""
 MAX_RETRY_S = 60
 
 
@@ -89,7 +91,7 @@ class QueueLimit:
     def ran(self, work_s: float, *, expected_s: float, took_s: float) -> None:
         """Count a run: the work of its requests, and what it took where `expected_s` was measured at load."""
         self._done_s += work_s
-        measured = min(took_s / max(expected_s, 1e-6), MAX_SLOWDOWN)
+        measured = min(took_s / max(expected_s, 1e-6), MAX_OUTLIER * self._slowdown, MAX_SLOWDOWN)
         self._slowdown += SMOOTHING * (measured - self._slowdown)
         self._update()
 

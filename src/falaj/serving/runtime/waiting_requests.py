@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import count
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
@@ -62,17 +62,17 @@ class _PriorityLevel(Generic[R]):
 class WaitingRequests(Generic[R]):
     """Requests that wait. A caller who sends many delays its own requests, not those of others."""
 
-    __slots__ = ("_levels", "_numbers", "_size", "work_s")
+    __slots__ = ("_levels", "_numbers", "size", "work_s")
 
     def __init__(self) -> None:
         self._levels: dict[int, _PriorityLevel[R]] = {DEFAULT_PRIORITY: _PriorityLevel()}
         self._numbers = count()
-        self._size = 0
+        self.size = 0
         self.work_s = 0.0
         """Seconds of work of all requests."""
 
     def __len__(self) -> int:
-        return self._size
+        return self.size
 
     def __iter__(self) -> Iterator[Waiting[R]]:
         return (
@@ -96,7 +96,7 @@ class WaitingRequests(Generic[R]):
         queue.work_s += item[2]
         level.work_s += item[2]
         self.work_s += item[2]
-        self._size += 1
+        self.size += 1
 
     def first(self) -> Waiting[R]:
         """Return the request that is next."""
@@ -113,7 +113,7 @@ class WaitingRequests(Generic[R]):
         queue.work_s -= work_s
         level.work_s -= work_s
         self.work_s -= work_s
-        self._size -= 1
+        self.size -= 1
         if not queue.items:
             del level.callers[queue.caller]
             heapq.heappop(level.by_turn)
@@ -121,14 +121,6 @@ class WaitingRequests(Generic[R]):
         elif len(level.by_turn) > 1:
             heapq.heapreplace(level.by_turn, (queue.turn, next(self._numbers), queue))
         return item
-
-    def put_back(self, items: Sequence[Waiting[R]]) -> None:
-        """Put back what was taken last, in front of everything else of its callers."""
-        for item in reversed(items):
-            self.add(item)
-            level = self._levels[item.request.priority or DEFAULT_PRIORITY]
-            queue = level.callers[item.request.caller]
-            queue.items.rotate(1)
 
     def work_before(self, request: R) -> float:
         """Return the seconds of work that run before `request` would, if callers go on taking turns."""
@@ -142,7 +134,7 @@ class WaitingRequests(Generic[R]):
 
     def remove_all(self) -> list[Waiting[R]]:
         """Remove and return all requests, in their order."""
-        return [self.take() for _ in range(self._size)]
+        return [self.take() for _ in range(self.size)]
 
     def _first_level(self) -> tuple[int, _PriorityLevel[R]]:
         levels = self._levels
@@ -157,5 +149,5 @@ class WaitingRequests(Generic[R]):
             level.turn = level.work_s = 0.0
             if priority != DEFAULT_PRIORITY:
                 del self._levels[priority]
-        if not self._size:
+        if not self.size:
             self.work_s = 0.0

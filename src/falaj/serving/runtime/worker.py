@@ -17,17 +17,18 @@ import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from math import ceil
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy.typing as npt
 
-from falaj.errors import FalajError, Fault, IsolationRefused, Unavailable, rebuild
+from falaj.errors import FalajError, Fault, InvalidInput, IsolationRefused, Unavailable, rebuild
 from falaj.ports.sandbox import Sandbox, UserCode
 from falaj.records.no_telemetry import NO_TELEMETRY
 from falaj.records.serving import ServedFile, ServedModel
-from falaj.serving.runtime.engine import LONGEST_S, require_small_outputs
+from falaj.serving.runtime.engine import LONGEST_S, require_declared_outputs, require_small_outputs
 from falaj.serving.runtime.probe import RunCost
 from falaj.serving.runtime.worker_protocol import (
     Failed,
@@ -40,6 +41,7 @@ from falaj.serving.runtime.worker_protocol import (
     send,
     wire,
 )
+from falaj.serving.tensors import NUMPY
 
 Array = npt.NDArray[Any]
 
@@ -157,7 +159,7 @@ class WorkerEngine:
         self._file = file
         self._content = content
         self._memory_bytes = memory_bytes
-        self.threads = threads or os.cpu_count() or 1
+        self.threads = threads or file.settings.instances or os.cpu_count() or 1
         self._lock = threading.Lock()
         self._restart_at = 0.0
         self._backoff_s = 0.0
@@ -169,6 +171,8 @@ class WorkerEngine:
         worker = self._running()
         try:
             outputs = worker.run(inputs, limit_s=limit_s)
+            require_declared_outputs(self.model, outputs)
+            _require_datatypes(self.model, outputs)
         except WorkerLostError as error:
             self._lost(worker, str(error))
             raise Unavailable(f"the process of {self._name} {error}; it is started again") from None
@@ -189,8 +193,12 @@ class WorkerEngine:
         """Return the worker, started again if it was lost."""
         with self._lock:
             if self._worker is None:
-                if time.monotonic() < self._restart_at:
-                    raise Unavailable(f"the process of {self._name} ended and waits to be started again")
+                left_s = self._restart_at - time.monotonic()
+                if left_s > 0:
+                    raise Unavailable(
+                        f"the process of {self._name} ended and waits to be started again",
+                        details={"retry_after_s": ceil(min(left_s, MAX_BACKOFF_S))},
+                    )
                 self._worker = self._start()
             return self._worker
 
@@ -275,6 +283,16 @@ class _Worker:
             raise _rebuilt(found)
         require_small_outputs(outputs)
         return outputs
+
+
+def _require_datatypes(model: ServedModel, outputs: Sequence[Array]) -> None:
+    """Raise InvalidInput if a worker, which is not trusted, answers with other types than the model declares."""
+    for tensor, array in zip(model.outputs, outputs, strict=True):
+        if array.dtype != NUMPY[tensor.datatype]:
+            raise InvalidInput(
+                f"the model {model.name}@{model.version} answered {tensor.name} with the type {array.dtype} where it "
+                f"declares {tensor.datatype}; its answer is not passed on"
+            )
 
 
 def _end(

@@ -60,6 +60,8 @@ def _serve(connection: socket.socket, engine: OnnxEngine) -> None:
             request = receive(connection, RunRequest)
         except (EOFError, OSError):
             return
+        except Exception:  # nobody would answer on this connection again
+            os._exit(1)
         try:
             outputs = wire(engine.run(arrays_of(request.inputs), limit_s=request.limit_s))
             reply(connection, Outputs(outputs))

@@ -22,11 +22,11 @@ MAX_MESSAGE_BYTES = 2**32
 
 
 class WireArray(msgspec.Struct, array_like=True, gc=False):
-    """An array: its dtype, shape, and bytes; texts are a list instead, under the dtype ""."""
+    """An array: its dtype, shape, and bytes; texts, and bytes that are none, are a list instead, under the dtype ""."""
 
     dtype: str
     shape: tuple[int, ...]
-    data: bytes | list[str | bytes]
+    data: bytes | list[Any]
 
 
 class LoadRequest(msgspec.Struct):
@@ -108,11 +108,19 @@ def wire(arrays: Sequence[Array]) -> list[WireArray]:
 def arrays_of(wired: Sequence[WireArray]) -> list[Array]:
     """Return the arrays. Raise ValueError if bytes and shape do not match."""
     return [
-        np.array(each.data, np.object_).reshape(each.shape)
+        _texts(each.data).reshape(each.shape)
         if isinstance(each.data, list)
         else np.frombuffer(each.data, np.dtype(each.dtype)).reshape(each.shape)
         for each in wired
     ]
+
+
+def _texts(values: list[Any]) -> Array:
+    if not all(isinstance(value, str | bytes) for value in values):
+        raise ValueError("a list of other things than texts and bytes")
+    found = np.empty(len(values), np.object_)
+    found[:] = values
+    return found
 
 
 def _text(value: object) -> str | bytes:

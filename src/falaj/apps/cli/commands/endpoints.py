@@ -43,6 +43,7 @@ from falaj.records.serving import (
     FeedbackResult,
     InferenceResult,
     Lookup,
+    MeasuredVersion,
     Route,
     ServedRoute,
     ShadowDifference,
@@ -324,6 +325,8 @@ def _facts(found: DeployedEndpoint) -> dict[str, str]:
         "gRPC": format_value(found.grpc),
         "looks up": "; ".join(reads) or "-",
         **({} if found.lookup is None else {"missing": _missing_rule(found.lookup)}),
+        "settings": _settings(found),
+        **{f"{found.model}@{each.version}": _measured(each) for each in found.measured},
         "scoring": format_value(found.scoring),
         "zone": found.zone,
         "label": format_value(found.label),
@@ -332,6 +335,22 @@ def _facts(found: DeployedEndpoint) -> dict[str, str]:
         "changed": format_value(found.changed_at),
         "id": found.id,
     }
+
+
+def _settings(found: DeployedEndpoint) -> str:
+    """Return what an operator has set, as the options that set it."""
+    given = found.settings.model_dump(exclude_none=True)
+    return " ".join(f"--{name.replace('_', '-')} {value:g}" for name, value in given.items()) or "as measured"
+
+
+def _measured(each: MeasuredVersion) -> str:
+    """Return how a version runs, with what was measured."""
+    batches = f"batches of {each.batch_rows} rows" if each.batch_rows > 1 else "no batches"
+    place = {"event loop": "on the event loop", "threads": "in threads", "process": "in its own process"}
+    return (
+        f"{each.run_ms:.3g} ms a run, {each.row_ms:.3g} ms a further row; {batches}, {each.instances} at a time "
+        f"{place[each.place]}; waits {each.max_queue_ms:g} ms at most"
+    )
 
 
 def _missing_rule(lookup: Lookup) -> str:
@@ -689,6 +708,15 @@ def _deployed(made: DeployedEndpoint, given: Given) -> Message:
     return Message(
         f"{made.name} is served by {shares}{where}",
         (("next", f"endpoints stats {named}"), ("undo", back)),
+    )
+
+
+@PRESENTATION.message("endpoints.configure")
+def _configured(made: DeployedEndpoint, given: Given) -> Message:
+    named = shlex.quote(str(given["endpoint"]))
+    return Message(
+        f"{made.name} runs with {_settings(made)}",
+        (("next", f"endpoints show {named}"), ("reset", f"endpoints configure {named}")),
     )
 
 

@@ -288,11 +288,14 @@ class InferenceCalls:
         if exchange.cancelled:
             return
         exchange.queued = made
-        if made.response is not None:
-            made.complete(None)
-            return
+        served = exchange.target.path.served
         try:
-            made.queue.submit(made)
+            if served is not None:
+                self._service.rates.require(served.endpoint, made.caller, time.monotonic())
+            if made.response is not None:
+                made.complete(None)
+            else:
+                made.queue.submit(made)
         except FalajError as error:  # a full queue counts as an error of this version
             made.complete(error)
 

@@ -66,6 +66,7 @@ class GrpcService:
     ) -> None:
         """`is_readiness_public`: whether a model is ready may be asked without a token."""
         self.decisions = dispatcher.decisions
+        self.rates = dispatcher.rates
         self._dispatcher = dispatcher
         self._is_readiness_public = is_readiness_public
         self._metrics = metrics

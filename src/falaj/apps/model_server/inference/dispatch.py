@@ -34,9 +34,10 @@ from falaj.apps.model_server.inference.prediction import Prediction, prepare
 from falaj.apps.model_server.limits import ServerLimits
 from falaj.apps.model_server.metrics import ServerMetrics
 from falaj.apps.model_server.tracing.spans import Tracer
-from falaj.errors import Denied, FalajError, Internal, NotFound, Unavailable
+from falaj.errors import Denied, FalajError, Internal, NotFound, RateLimited, Unavailable
 from falaj.serving.dependencies import LOAD_PATH, Admission, FeatureReader, PredictionSink
 from falaj.serving.deployment_state import ServedEndpoint
+from falaj.serving.runtime.rate_limits import RateLimits
 
 MODELS, REPOSITORY = b"/v2/models/", b"/v2/repository/models/"
 V1_MODELS, PREDICT = b"/v1/models/", b"/predict"
@@ -79,6 +80,7 @@ class Dispatcher:
         self._tracer = tracer
         self._read_arrow = read_arrow
         self._limits = limits
+        self.rates = RateLimits(limits.rate)
         self.decisions = DecisionQueue(admission)
         self._features = features
         self._sink = sink
@@ -274,6 +276,8 @@ class Dispatcher:
         if self._tracer is not None:
             parent = exchange.header(b"traceparent")
             exchange.trace = self._tracer.start(target.endpoint or "", exchange.began, parent)
+        if self._is_limited(exchange, target, caller):
+            return
         looks_up = target.served is not None and target.served.joins
         if exchange.size > (LARGE_LOOKUP_BYTES if looks_up else LARGE_BODY_BYTES):
             future = self._parsing_pool.submit(prepare, exchange, target, caller, self._features)
@@ -286,10 +290,22 @@ class Dispatcher:
 
     def _predict(self, exchange: HttpExchange, target: PathTarget, caller: str) -> None:
         """Answer a request of plain rows; they are parsed in a thread, because that takes a while for each value."""
+        if self._is_limited(exchange, target, caller):
+            return
         future = self._parsing_pool.submit(
             prepare_rows, exchange, target, caller, self._features, self._read_arrow
         )
         future.add_done_callback(partial(self._return, partial(self._prepared, exchange, target)))
+
+    def _is_limited(self, exchange: HttpExchange, target: PathTarget, caller: str) -> bool:
+        """Count a request of the caller; refuse it, and return true, if the caller has sent too many."""
+        if target.served is not None:
+            try:
+                self.rates.require(target.served.endpoint, caller, time.monotonic())
+            except RateLimited as error:
+                self._failed(exchange, target, error)
+                return True
+        return False
 
     def _prepared(self, exchange: HttpExchange, target: PathTarget, future: Future[Prediction]) -> None:
         try:

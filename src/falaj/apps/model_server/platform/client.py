@@ -18,7 +18,7 @@ from falaj.ports.parsers import ByteSource
 from falaj.ports.queries import ArrowTable
 from falaj.records.features import OnlineRows
 from falaj.records.monitoring.monitors import WindowRecord
-from falaj.records.serving import LoadProblem, ServedFile, ShadowCounts, VersionCounts
+from falaj.records.serving import LoadProblem, MeasuredVersion, ServedFile, ShadowCounts, VersionCounts
 from falaj.serving.runtime.engine import ModelEngine
 from falaj.serving.runtime.loading import open_model
 from falaj.serving.runtime.worker import WorkerStarter
@@ -85,9 +85,15 @@ class PlatformClient:
                 views=source.views,
             )
 
-    def report_problems(self, endpoint: str, problems: tuple[LoadProblem, ...]) -> None:
+    def report_versions(
+        self,
+        endpoint: str,
+        *,
+        problems: tuple[LoadProblem, ...] = (),
+        measured: tuple[MeasuredVersion, ...] = (),
+    ) -> None:
         with acting_as(self._account):
-            self._services.endpoints.report(endpoint, problems=problems)
+            self._services.endpoints.report(endpoint, problems=problems, measured=measured)
 
     def report(
         self, endpoint: str, counts: tuple[VersionCounts, ...], shadows: tuple[ShadowCounts, ...] = ()

@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from falaj.apps.model_server.platform.admission import GateAdmission
 from falaj.apps.model_server.platform.load_retries import LoadRetries
@@ -24,6 +24,7 @@ from falaj.records.serving import (
     Deployment,
     Endpoint,
     LoadProblem,
+    MeasuredVersion,
     Route,
     ServedFile,
     ServedRoute,
@@ -40,8 +41,18 @@ POLL_S = 0.2
 RequireServable = Callable[[Transaction, StoredObject, DeployedEndpoint], None]
 """Raises if a version may no longer be served for an endpoint."""
 
-ReportProblems = Callable[[str, tuple[LoadProblem, ...]], None]
-"""Reports to the platform which versions of an endpoint cannot be served, and which recovered."""
+
+class ReportVersions(Protocol):
+    """Reports which versions of an endpoint cannot be served, which recovered, and how those that are served run."""
+
+    def __call__(
+        self,
+        endpoint: str,
+        *,
+        problems: tuple[LoadProblem, ...] = (),
+        measured: tuple[MeasuredVersion, ...] = (),
+    ) -> None: ...
+
 
 _log = logging.getLogger(__name__)
 
@@ -71,7 +82,7 @@ class DeploymentReloader:
     admission: GateAdmission
     recorder: PredictionRecorder
     versions: LoadVersion
-    report_problems: ReportProblems
+    report_versions: ReportVersions
     servable: RequireServable
     clock: Callable[[], float] = time.monotonic
     loaded: asyncio.Event = field(default_factory=asyncio.Event)
@@ -80,6 +91,7 @@ class DeploymentReloader:
     _known: tuple[int, int] = (-1, -1)
     _serving: dict[str, tuple[Endpoint, dict[str, ServedFile]]] = field(default_factory=dict)
     _reported: dict[VersionKey, str | None] = field(default_factory=dict)
+    _measured: dict[VersionKey, MeasuredVersion] = field(default_factory=dict)
 
     async def run(self) -> None:
         """Poll for changes until cancelled; failed reads are retried.
@@ -124,6 +136,7 @@ class DeploymentReloader:
         self._serving = serving
         self._retries.keep({(each.deployed.id, version) for each in desired for version in each.problems})
         await asyncio.to_thread(self._report_changes, desired)
+        await asyncio.to_thread(self._report_measured, serving)
 
     def _previous(self, desired: DesiredEndpoint) -> tuple[Endpoint, dict[str, ServedFile]] | None:
         """Return the versions that are served now, unless one of them is barred."""
@@ -172,10 +185,19 @@ class DeploymentReloader:
             }
             if changed:
                 problems = tuple(LoadProblem(version=v, problem=p and p[:4000]) for v, p in changed.items())
-                self.report_problems(each.deployed.id, problems)
+                self.report_versions(each.deployed.id, problems=problems)
                 self._reported |= {
                     (each.deployed.id, version): problem for version, problem in changed.items()
                 }
+
+    def _report_measured(self, serving: dict[str, tuple[Endpoint, dict[str, ServedFile]]]) -> None:
+        """Report how versions run, where that is new."""
+        for ident, (_, files) in serving.items():
+            measured = (self.server.measured(file) for file in files.values())
+            new = tuple(m for m in measured if m is not None and self._measured.get((ident, m.version)) != m)
+            if new:
+                self.report_versions(ident, measured=new)
+                self._measured |= {(ident, each.version): each for each in new}
 
     # ---------------------------------------------------------------------------------- in a thread
 
@@ -207,6 +229,7 @@ class DeploymentReloader:
             model=models.pop() if models else deployed.model,
             routes=tuple(_route(route) for route in deployed.routes),
             lookup=deployed.lookup,
+            settings=deployed.settings,
             sticky=deployed.sticky,
         )
         return DesiredEndpoint(deployed, endpoint, files, problems, barred, errors)
@@ -219,7 +242,13 @@ class DeploymentReloader:
         version = self.versions(tx, found)
         self.servable(tx, found, served)
         name = endpoint_path(objects.by_id(tx, found.workspace), version.name)
-        return ServedFile(model=name, version=number, registered=found.id, features=feature_names(version))
+        return ServedFile(
+            model=name,
+            version=number,
+            registered=found.id,
+            features=feature_names(version),
+            settings=served.settings.of_runs,
+        )
 
 
 def _route(route: ServedRoute) -> Route:
