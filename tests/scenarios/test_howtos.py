@@ -28,6 +28,7 @@ HOWTO = [
     "add-an-operation",
     "add-a-driver",
     "bring-a-scikit-learn-model",
+    "call-by-grpc",
     "split-traffic",
     "bring-your-own-torch-loop",
     "troubleshooting",
@@ -60,6 +61,7 @@ STORY = {
         "leavers@2 onnx",
         "leavers is served by leavers@2",
     ],
+    "call-by-grpc": ["by gRPC: (2, 1)"],
     "split-traffic": [
         "one version for each of 40 keys",
         "asked for version 2",

@@ -252,3 +252,50 @@ def test_a_message_over_the_limit_is_refused(client: triton.InferenceServerClien
 
     with pytest.raises(InferenceServerException, match=r"RESOURCE_EXHAUSTED.*exceeds the limit of 16777216"):
         client.infer("m", [tensor("x", given, "FP32")], headers=HEADERS)
+
+
+def test_the_rules_of_an_endpoint_hold_by_grpc_too(client: triton.InferenceServerClient) -> None:
+    inputs = [tensor("x", np.zeros((1, 2), np.float32), "FP32")]
+    named = [
+        client.infer("ab", inputs, headers=HEADERS | {"falaj-version": version}).get_response().model_version
+        for version in ("1", "2", "2", "1")
+    ]
+
+    nothing = client.infer("ab", [tensor("x", np.zeros((0, 2), np.float32), "FP32")], headers=HEADERS)
+    urgent = client.infer("ab", inputs, priority=1, timeout=10_000_000, headers=HEADERS)
+
+    assert named == ["1", "2", "2", "1"]
+    assert nothing.as_numpy("y").shape == (0, 1)
+    assert urgent.as_numpy("y").shape == (1, 1)
+    with pytest.raises(InferenceServerException, match=r"NOT_FOUND.*given '9', allowed a routed version"):
+        client.infer("ab", inputs, headers=HEADERS | {"falaj-version": "9"})
+    with pytest.raises(InferenceServerException, match=r"DEADLINE_EXCEEDED.*it was not run"):
+        client.infer("ab", inputs, timeout=1, headers=HEADERS)
+    with pytest.raises(InferenceServerException, match=r"INVALID_ARGUMENT.*parameter 'priority'"):
+        client.infer("ab", inputs, priority=2**40, headers=HEADERS)
+
+
+def test_the_highest_classes_may_be_asked_for(client: triton.InferenceServerClient) -> None:
+    inputs = [tensor("x", np.ones((2, 32), np.float32), "FP32")]
+
+    answer = client.infer(
+        "m", inputs, outputs=[triton.InferRequestedOutput("y", class_count=1)], headers=HEADERS
+    )
+
+    assert answer.get_response().outputs[0].datatype == "BYTES"
+    assert all(text.endswith(b":0") for text in answer.as_numpy("y").ravel())
+
+
+def test_repeated_requests_follow_what_is_served(folder: Path) -> None:
+    """A request that is recognised by its bytes is answered by the version that is served now."""
+    first, second = constant(folder / "first.onnx", 1), constant(folder / "second.onnx", 2)
+    inputs = [tensor("x", np.zeros((1, 2), np.float32), "FP32")]
+    with (
+        serving(deployment(("c", "1", first))) as running,
+        triton.InferenceServerClient(f"127.0.0.1:{running.grpc_port}") as client,
+    ):
+        before = [float(client.infer("c", inputs, headers=HEADERS).as_numpy("y")[0, 0]) for _ in range(3)]
+        running.apply(deployment(("c", "2", second)))
+        after = [float(client.infer("c", inputs, headers=HEADERS).as_numpy("y")[0, 0]) for _ in range(3)]
+
+    assert (before, after) == ([1.0] * 3, [2.0] * 3)

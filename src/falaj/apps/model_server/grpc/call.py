@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import logging
 import time
 import zlib
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from falaj.apps.model_server.grpc.http2 import Http2Stream
 from falaj.apps.model_server.grpc.statuses import StatusCode, code_of
 from falaj.apps.model_server.http.connection import too_much_held
 from falaj.apps.model_server.http.exchange import LARGE_RESPONSE_BYTES
-from falaj.errors import FalajError, InvalidInput, TooLarge, Unavailable
+from falaj.errors import FalajError, Internal, InvalidInput, TooLarge, Unavailable
 from falaj.serving.runtime.batch_queue import QueuedRequest
 
 if TYPE_CHECKING:
@@ -34,6 +35,8 @@ Work = Callable[[], bytes]
 WorkDone = Callable[[bytes | None, FalajError | None], None]
 
 _PREFIX = Struct(">BL")
+
+_log = logging.getLogger(__name__)
 
 
 class GrpcCall(Http2Stream):
@@ -119,7 +122,7 @@ class GrpcCall(Http2Stream):
         elif data[0]:
             self._decompress(data[0], data[PREFIX_BYTES:])
         else:
-            self.method.handle(self, data[PREFIX_BYTES:])
+            self._handle(data[PREFIX_BYTES:])
 
     def _decompress(self, flag: int, data: bytes) -> None:
         encoding = self.head.encoding
@@ -138,7 +141,15 @@ class GrpcCall(Http2Stream):
         if error is not None or message is None:
             self.fail(error or InvalidInput("the message cannot be decompressed"))
         elif self._hold(len(message)):
+            self._handle(message)
+
+    def _handle(self, message: bytes) -> None:
+        """Hand a message to the method; a failure there ends the call, and no other."""
+        try:
             self.method.handle(self, message)
+        except Exception:
+            _log.exception("a call failed")
+            self.fail(Internal("internal error; see the log of the server"))
 
     def authenticated(self, holder: str) -> None:
         """Continue after the token was checked; no data is taken meanwhile."""
@@ -294,7 +305,7 @@ class StreamingCall(GrpcCall):
             if flag:
                 message = self._inflated(message)
             if not self.cancelled:
-                self.method.handle(self, message)
+                self._handle(message)
         if self.is_complete and self._buffer and self.wants_more and not self.cancelled:
             self.fail(InvalidInput("the last message is not whole"))
         self._end_if_done()

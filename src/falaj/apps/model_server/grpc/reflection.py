@@ -21,10 +21,9 @@ def reflect(package: str, data: bytes) -> bytes:
     )
     kind = asked.WhichOneof("message_request")
     if kind == "list_services":
-        names = sorted(
-            f"{file.package}.{service.name}" for file in FILES.values() for service in file.service
-        )
-        answer.list_services_response.service.extend([{"name": name} for name in names])
+        for file in FILES.values():
+            for service in file.service:
+                answer.list_services_response.service.add(name=f"{file.package}.{service.name}")
     elif kind == "file_by_filename":
         _add_file(answer, asked.file_by_filename)
     elif kind == "file_containing_symbol":
