@@ -80,8 +80,8 @@ class Home:
         return self.path / "replicas.json"
 
     @property
-    def replica_metrics(self) -> Path:
-        """The folder in which replicas of the model server write their metrics for one another."""
+    def replica_state(self) -> Path:
+        """The folder of what replicas of the model server share: metrics and rate limits."""
         return self.path / "replicas"
 
     @property

@@ -156,8 +156,8 @@ def process_replicas(
     home: Home, sockets: Mapping[str, Sequence[socket.socket]], *, output: int
 ) -> ReplicaDriver:
     """Return the driver that runs replicas of the model server of `home` as processes, which write to `output`."""
-    shutil.rmtree(home.replica_metrics, ignore_errors=True)  # counters begin with the platform
-    home.replica_metrics.mkdir(mode=0o700, exist_ok=True)
+    shutil.rmtree(home.replica_state, ignore_errors=True)  # counters begin with the platform
+    home.replica_state.mkdir(mode=0o700, exist_ok=True)
     environment = os.environ | {"FALAJ_HOME": str(home.path), "FALAJ_CONFIG_DIR": str(home.config_dir)}
     command = [sys.executable, "-m", "falaj.apps.model_server"]
     return ProcessReplicas(command, sockets=sockets, environment=environment, output=output)

@@ -6,6 +6,7 @@ import json
 import socket
 import struct
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 from falaj.apps.model_server.limits import ServerLimits
 from model_servers import (
     OTHER_TOKEN,
+    KnownTokens,
     RawClient,
     RunningServer,
     constant,
@@ -328,6 +330,26 @@ def test_strangers_keep_nobody_out(server: RunningServer) -> None:
 
         assert crowd[0].ask(INFER)[0] == 200
         assert crowd[1].answer()[0] == 0  # the one that came first and said nothing made room
+
+
+def test_a_crowd_with_one_new_token_is_authenticated_once(models: Path) -> None:
+    class SlowTokens(KnownTokens):
+        def authenticate(self, credential: str) -> str:
+            time.sleep(0.2)
+            return super().authenticate(credential)
+
+        def decide(self, credential: str, endpoint: str | None) -> None:
+            time.sleep(0.2)
+            super().decide(credential, endpoint)
+
+    tokens = SlowTokens()
+    deployed = deployment(("m", "1", models / "m.onnx"))
+    with serving(deployed, admission=tokens, limits=LIMITS) as server, crowd_of(40, server) as crowd:
+        for client in crowd:
+            client.send(INFER)
+
+        assert [client.answer()[0] for client in crowd] == [200] * 40
+        assert (tokens.authentications, tokens.decisions) == (1, 1)
 
 
 def test_newcomers_do_not_displace_one_another(server: RunningServer) -> None:

@@ -101,9 +101,9 @@ class Parent:
             serving,
             "0",
             "http",
-            self.messages,
+            self.messages,  # type: ignore[arg-type]
             self.facts.update,
-            self._started,  # type: ignore[arg-type]
+            start_driver=self._started,
         )
         home.serving.touch()
 

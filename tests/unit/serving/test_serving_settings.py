@@ -16,7 +16,7 @@ from falaj.errors import RateLimited
 from falaj.records.serving import Deployment, Endpoint, Route, ServedFile, ServingSettings
 from falaj.serving.runtime import rate_limits
 from falaj.serving.runtime.loading import load
-from falaj.serving.runtime.rate_limits import RateLimit, RateLimits
+from falaj.serving.runtime.rate_limits import LocalBuckets, RateLimit, RateLimits
 from model_servers import OTHER_TOKEN, TOKEN, RawClient, centred, constant, deployment, mlp, request, serving
 
 BODY = b'{"inputs":[{"name":"x","shape":[1,2],"datatype":"FP32","data":[1,2]}]}'
@@ -81,7 +81,8 @@ def test_callers_without_end_take_no_memory_without_end(monkeypatch: pytest.Monk
     for number in range(1000):
         limits.require(served, f"caller-{number}", float(number))
 
-    assert len(limits._buckets) <= 11
+    assert isinstance(limits.buckets, LocalBuckets)
+    assert len(limits.buckets) <= 11
 
 
 def test_a_limited_caller_gets_429_and_others_their_answers(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from falaj.apps.model_server.platform.log_channel import RunningLog, StartLog
 from falaj.apps.model_server.platform.log_process import LogReceiver, LogThread
 from falaj.apps.model_server.platform.recorder import PredictionRecorder
 from falaj.apps.model_server.platform.reload import DeploymentReloader
+from falaj.apps.model_server.platform.shared_buckets import SharedBuckets
 from falaj.apps.model_server.replica import Accept, ParentChannel, ReplicaFacts, SharedSockets
 from falaj.apps.model_server.replica_metrics import ReplicaMetrics
 from falaj.apps.model_server.server import ModelServer
@@ -158,7 +159,9 @@ async def serve_replica(
     ) as running:
         server = running.server
         if (config := platform.config.serving.replicas).most > 1 or not config.min:
-            server.metrics.peers = ReplicaMetrics(platform.home.replica_metrics, facts.name)
+            folder = platform.home.replica_state
+            server.metrics.peers = ReplicaMetrics(folder, facts.name)
+            server.share_limits(SharedBuckets(folder / "rates"))
         accept: dict[str, Accept] = {
             "http": partial(server.accept, tls=running.tls),
             "grpc": partial(server.accept_grpc, tls=running.tls),

@@ -43,6 +43,7 @@ from falaj.serving.runtime.batch_queue import BatchQueue, QueuedRequest
 from falaj.serving.runtime.engine import LONGEST_S, ModelEngine
 from falaj.serving.runtime.loading import load as load_file
 from falaj.serving.runtime.metering import MeteredEngine
+from falaj.serving.runtime.rate_limits import Buckets
 
 Array = npt.NDArray[Any]
 
@@ -149,6 +150,10 @@ class ModelServer:
     def in_flight(self) -> int:
         """Return the number of requests that are not answered yet."""
         return sum(connection.pending for connection in self.connections)
+
+    def share_limits(self, buckets: Buckets) -> None:
+        """Count the requests of callers together with other replicas."""
+        self._dispatcher.rates.buckets = buckets
 
     def release_connections(self) -> None:
         """Close each connection after its next response: its client connects again, maybe to another replica."""

@@ -32,6 +32,10 @@ class DecisionQueue:
         self._admission = admission
         self._pending = 0
         self._sources: Counter[str] = Counter()
+        self._checking: dict[str, list[Done]] = {}
+        """Who waits for the check of a credential: it is checked once, however many connections present it."""
+        self._deciding: dict[tuple[str, str | None], list[tuple[Callable[[], None], Done]]] = {}
+        """Likewise, who waits for a decision about a credential and an endpoint."""
         self._pool = ThreadPoolExecutor(ADMISSION_THREADS, thread_name_prefix="admission")
         self._loop = asyncio.get_running_loop()
 
@@ -40,13 +44,17 @@ class DecisionQueue:
 
     def authenticate(self, credential: str, source: str, done: Done) -> None:
         """Check a credential in a thread; call `done` with the id of its caller, or with an error."""
+        if credential in self._checking:
+            self._checking[credential].append(done)
+            return
         if self._pending >= MAX_PENDING_DECISIONS or self._sources[source] >= MAX_PENDING_OF_SOURCE:
             done("", no_decision())
             return
+        self._checking[credential] = [done]
         self._pending += 1
         self._sources[source] += 1
         future = self._pool.submit(self._admission.authenticate, credential)
-        future.add_done_callback(partial(self._return, partial(self._authenticated, source, done)))
+        future.add_done_callback(partial(self._return, partial(self._authenticated, source, credential)))
 
     def admit(
         self, credential: str, endpoint: str | None, data: bytes, done: Done, *, tries: int = MAX_ATTEMPTS
@@ -59,13 +67,17 @@ class DecisionQueue:
             return
         if caller is not None:
             done(caller, None)
+            return
+        again = partial(self.admit, credential, endpoint, data, done, tries=tries - 1)
+        if tries and (credential, endpoint) in self._deciding:
+            self._deciding[credential, endpoint].append((again, done))
         elif not tries or self._pending >= MAX_PENDING_DECISIONS:
             done("", no_decision())
         else:
+            self._deciding[credential, endpoint] = [(again, done)]
             self._pending += 1
-            again = partial(self.admit, credential, endpoint, data, done, tries=tries - 1)
             future = self._pool.submit(self._admission.decide, credential, endpoint)
-            future.add_done_callback(partial(self._return, partial(self._decided, again, done)))
+            future.add_done_callback(partial(self._return, partial(self._decided, (credential, endpoint))))
 
     def known(self, credential: str, endpoint: str | None, data: bytes) -> str | None:
         """Return the name of the caller, and count its call, if the decision that allows it is known."""
@@ -97,24 +109,25 @@ class DecisionQueue:
         if not future.cancelled() and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(finish, future)
 
-    def _authenticated(self, source: str, done: Done, future: Future[str]) -> None:
+    def _authenticated(self, source: str, credential: str, future: Future[str]) -> None:
         self._pending -= 1
         self._sources[source] -= 1
         if not self._sources[source]:
             del self._sources[source]
         error = future.exception()
-        if error is None:
-            done(future.result(), None)
-        else:
-            done("", _explained(error))
+        refused = None if error is None else _explained(error)
+        for done in self._checking.pop(credential):
+            done(future.result() if refused is None else "", refused)
 
-    def _decided(self, again: Callable[[], None], done: Done, future: Future[None]) -> None:
+    def _decided(self, about: tuple[str, str | None], future: Future[None]) -> None:
         self._pending -= 1
         error = future.exception()
-        if error is None:
-            again()
-        else:
-            done("", _explained(error))
+        refused = None if error is None else _explained(error)
+        for again, done in self._deciding.pop(about):
+            if refused is None:
+                again()
+            else:
+                done("", refused)
 
 
 def no_decision() -> Unavailable:
