@@ -20,7 +20,7 @@ import pytest
 
 import falaj as fj
 from falaj.apps.supervisor import status
-from falaj.records.control.replicas import ServerReplicas
+from falaj.records.control.replicas import ReplicaState, ServerReplicas
 from falaj.sdk.platform import Platform
 from model_servers import constant
 from polling import eventually
@@ -55,9 +55,10 @@ class Running:
         return set(children(self.process.pid, "falaj.apps.model_server"))
 
     def are_ready(self, number: int) -> bool:
-        return (status(self.home).replicas or "").startswith(f"{number} ready") and len(
-            self.replicas()
-        ) == number
+        """Tell whether so many replicas run and are ready, and no others run."""
+        found = self.platform.endpoints.replicas().replicas
+        ready = {each.pid for each in found if each.state is ReplicaState.READY}
+        return len(ready) == len(found) == number and ready == self.replicas()
 
     def ask(self, client: httpx.Client) -> httpx.Response:
         headers = {"Authorization": f"Bearer {self.token}"}
@@ -180,8 +181,7 @@ def test_replicas_are_replaced_and_changed_under_load_and_no_request_fails(tmp_p
 
         assert sum(failed.values()) <= 4, failed  # one for each client: what the killed one was answering
         assert not any("ConnectError" in str(key) for key in failed)
-        found = running.platform.endpoints.replicas()
-        assert found.status == "2 ready"
+        eventually(lambda: running.platform.endpoints.replicas().status == "2 ready")
         eventually(lambda: are_measured(running.platform.endpoints.replicas()))
         answered = sum(number for key, number in load.seen.items() if isinstance(key, tuple))
         eventually(lambda: counted(running)[0] >= answered - 200)  # kill -9 loses up to a second

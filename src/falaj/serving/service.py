@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from pydantic import AwareDatetime, Field
 from pydantic_core import from_json, to_json
 
-from falaj.errors import Conflict, Denied
+from falaj.errors import Conflict, Denied, InvalidInput
 from falaj.governance import objects
 from falaj.governance.encryption.blobs import EncryptedBlobs
 from falaj.governance.lineage import graph
@@ -179,6 +179,8 @@ class Endpoints:
         """
         call = current_call()
         target = call.object("endpoint")
+        if burst is not None and requests_per_second is None:
+            raise InvalidInput.at("burst", given=burst, allowed="beside requests_per_second only")
         given = ServingSettings(
             max_batch_rows=max_batch_rows,
             batch_delay_ms=batch_delay_ms,

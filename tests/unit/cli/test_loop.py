@@ -196,6 +196,10 @@ BAD = (
     ("endpoints stats churn --since yesterday", 2, "a moment, like"),
     ("endpoints route churn 9=10", 2, "a route names an unknown version"),
     ("endpoints route churn 1=x", 2, "a whole number behind '='"),
+    ("endpoints configure churn --instances 0", 2, "at least 1"),
+    ("endpoints configure churn --max-queue-ms soon", 2, "a number"),
+    ("endpoints configure churn --burst 5", 2, "beside requests_per_second only"),
+    ("endpoints configure nope --instances 1", 1, "there is no endpoint 'nope'"),
     ("endpoints infer churn", 2, "an input at least"),
     ("endpoints infer churn customer_id", 2, "a name, '=', and values"),
     ("endpoints infer churn features=1", 2, "2 values a row (usage__calls, usage__minutes)"),
@@ -553,3 +557,16 @@ def test_validation_rules_are_worded_plainly(given: str, expected: str) -> None:
 
 def test_an_unfinished_duration_is_shown_as_a_dash() -> None:
     assert format_elapsed(None, None) == "-"
+
+
+def test_settings_of_an_endpoint_are_shown_as_they_are_typed(falaj: CommandLine) -> None:
+    typed = ("--max-queue-ms", "50", "--instances", "2")
+
+    made = falaj.done("endpoints", "configure", "churn", *typed).out
+    shown = falaj.done("endpoints", "show", "churn").out
+    falaj.done("endpoints", "configure", "churn")
+
+    assert "churn runs with --max-queue-ms 50 --instances 2" in made
+    assert "falaj endpoints configure churn" in made
+    assert "--max-queue-ms 50 --instances 2" in shown
+    assert "as measured" in falaj.done("endpoints", "show", "churn").out

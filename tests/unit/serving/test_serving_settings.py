@@ -6,15 +6,18 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import tritonclient.grpc as triton
 from pydantic import ValidationError
+from tritonclient.utils import InferenceServerException
 
 from falaj.errors import RateLimited
 from falaj.records.serving import Deployment, Endpoint, Route, ServedFile, ServingSettings
 from falaj.serving.runtime import rate_limits
 from falaj.serving.runtime.loading import load
 from falaj.serving.runtime.rate_limits import LocalBuckets, RateLimit, RateLimits
-from model_servers import OTHER_TOKEN, RawClient, centred, constant, deployment, mlp, request, serving
+from model_servers import OTHER_TOKEN, TOKEN, RawClient, centred, constant, deployment, mlp, request, serving
 
 BODY = b'{"inputs":[{"name":"x","shape":[1,2],"datatype":"FP32","data":[1,2]}]}'
 
@@ -97,6 +100,35 @@ def test_a_limited_caller_gets_429_and_others_their_answers(tmp_path: Path) -> N
     assert headers["retry-after"] == "2"
     assert json.loads(body)["code"] == "serving.rate_limited"
     assert other == 200
+
+
+def test_a_limit_holds_by_every_protocol(tmp_path: Path) -> None:
+    """REST, plain rows and gRPC share it."""
+    wanted = deployment(("m", "1", constant(tmp_path / "m.onnx", 1)))
+    settings = ServingSettings(requests_per_second=0.01, burst=4)
+    served = wanted.endpoints[0].model_copy(update={"settings": settings})
+    tensor = triton.InferInput("x", [1, 2], "FP32")
+    tensor.set_data_from_numpy(np.ones((1, 2), np.float32))
+    headers = {"authorization": f"Bearer {TOKEN}"}
+    with (
+        serving(wanted.model_copy(update={"endpoints": (served,)})) as server,
+        RawClient(server.port) as client,
+    ):
+        rest = client.ask(request(body=BODY))[0]
+        rows = client.ask(request(path="/v1/models/m:predict", body=b'{"instances": [[1, 2]]}'))[0]
+        with triton.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as caller:
+            for _ in range(2):
+                caller.infer("m", [tensor], headers=headers)
+            for _ in range(2):
+                with pytest.raises(
+                    InferenceServerException, match=r"RESOURCE_EXHAUSTED.*0\.01 requests a second"
+                ):
+                    caller.infer("m", [tensor], headers=headers)
+        refused = [client.ask(request(body=BODY))[0]]
+        refused.append(client.ask(request(path="/v1/models/m:predict", body=b'{"instances": [[1, 2]]}'))[0])
+
+    assert (rest, rows) == (200, 200)
+    assert refused == [429, 429]
 
 
 # --------------------------------------------------------------------------------------------- settings

@@ -39,7 +39,7 @@ class MetricFamily:
 Families = dict[str, MetricFamily]
 
 
-class Snapshot(NamedTuple):
+class ReplicaSnapshot(NamedTuple):
     """What another replica wrote."""
 
     name: str
@@ -86,7 +86,7 @@ class ReplicaMetrics:
                 own.samples |= {labelled(key, replica): value for key, value in family.samples.items()}
         return write_families(merged)
 
-    def others(self) -> Iterator[Snapshot]:
+    def others(self) -> Iterator[ReplicaSnapshot]:
         """Return what the other replicas wrote, those that have ended included."""
         for path in sorted(self._folder.glob("*.json")):
             if path.stem != self._name and (found := self._read(path)) is not None:
@@ -95,14 +95,16 @@ class ReplicaMetrics:
     def _path(self, name: str) -> Path:
         return self._folder / f"{name}.json"
 
-    def _read(self, path: Path) -> Snapshot | None:
+    def _read(self, path: Path) -> ReplicaSnapshot | None:
         try:
             facts = os.stat(path)
             if facts.st_size > LARGEST_FILE:
                 return None
             found = json.loads(path.read_text())
             families = read_families(found["text"])
-            return Snapshot(path.stem, time.time() - facts.st_mtime < STALE_S, families, str(found["load"]))
+            return ReplicaSnapshot(
+                path.stem, time.time() - facts.st_mtime < STALE_S, families, str(found["load"])
+            )
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None  # it is not there, or was cut off by a full disk
 
