@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import ipaddress
-import re
 from collections.abc import Sequence
 from datetime import timedelta
 from ipaddress import IPv4Network, IPv6Network
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from falaj.records.control.replicas import ReplicaConfig
 from falaj.records.durations import read_duration
+from falaj.records.governance.egress import read_egress_host, require_egress_addresses, require_egress_host
 from falaj.records.governance.residency import UNKNOWN
 from falaj.records.names import Jurisdiction, Name, TextRule
 from falaj.records.record import Record
@@ -397,41 +397,6 @@ def _agent_url(given: str) -> str:
     return given
 
 
-class EgressHost(NamedTuple):
-    """A host or a network that requests may go to, at one port or at any."""
-
-    host: str
-    port: int | None
-    network: IPv4Network | IPv6Network | None
-
-
-def read_egress_host(given: str) -> EgressHost:
-    """Read `hooks.example.com`, `hooks.example.com:8443`, `10.0.0.7:8080` or `10.0.0.0/8`; raise ValueError."""
-    host, _, port = given.rpartition(":") if re.search(r"[^:]:\d+$|]:\d+$", given) else (given, "", "")
-    host = host.strip("[]").rstrip(".").lower()
-    try:
-        network = ipaddress.ip_network(host)
-    except ValueError:
-        network = None
-    named = network is not None or re.fullmatch(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*", host)
-    if not named or (port and not 0 < int(port) < 65536):
-        raise ValueError(
-            "a host like hooks.example.com or hooks.example.com:8443, or addresses like 10.0.0.0/8"
-        )
-    return EgressHost(host, int(port) if port else None, network)
-
-
-def _egress_entry(given: str) -> str:
-    read_egress_host(given)
-    return given
-
-
-def _egress_addresses(given: str) -> str:
-    if read_egress_host(given).network is None:
-        raise ValueError("addresses like 10.1.0.0/16 or 10.1.2.3:443: a NetworkPolicy knows no names")
-    return given
-
-
 def _image_rule(given: str) -> str:
     read_image_rule(given)
     return given
@@ -568,10 +533,10 @@ class KubernetesConfig(Record):
     """PersistentVolumeClaims by the names under which jobs ask for them; see [Kubernetes](kubernetes.md#volumes)."""
     scratch: ScratchConfig | None = None
     """Disk space of pods; by default that of their nodes, without a limit by the cluster."""
-    egress: tuple[Annotated[str, AfterValidator(_egress_addresses)], ...] = ()
+    egress: tuple[Annotated[str, AfterValidator(require_egress_addresses)], ...] = ()
     """Addresses that jobs with `--network` may reach, like `10.1.0.0/16` or `10.1.2.3:443`. By default none, and
     such jobs are refused."""
-    store: tuple[Annotated[str, AfterValidator(_egress_addresses)], ...] = ()
+    store: tuple[Annotated[str, AfterValidator(require_egress_addresses)], ...] = ()
     """Addresses of the object store that pods may reach, like `10.1.2.3:443`: then checkpoints go straight there,
     encrypted in the pod. By default none, and they go through the platform."""
     objects: Literal["auto", "trainjob", "jobset", "job"] = "auto"
@@ -666,7 +631,7 @@ class KubernetesConfig(Record):
 class EgressConfig(Record):
     """Where the platform may send requests of its own: those of webhooks, and traces. By default nowhere."""
 
-    allow: tuple[Annotated[str, AfterValidator(_egress_entry)], ...] = ()
+    allow: tuple[Annotated[str, AfterValidator(require_egress_host)], ...] = ()
     """Hosts like `hooks.example.com` or `hooks.example.com:8443`. A private address needs its own entry, like
     `10.0.0.0/8`, also where an allowed name leads to it."""
     ca: Path | None = None

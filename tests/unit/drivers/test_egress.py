@@ -23,7 +23,8 @@ from falaj.drivers.egress import http as driver
 from falaj.drivers.egress.http import HttpEgress
 from falaj.errors import InvalidInput
 from falaj.ports.egress import DeliveryFailed
-from falaj.records.config import EgressConfig, read_egress_host
+from falaj.records.config import EgressConfig
+from falaj.records.governance.egress import read_egress_host
 
 ANSWER = b"HTTP/1.1 204 No Content\r\n\r\n"
 

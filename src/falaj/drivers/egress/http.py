@@ -13,7 +13,7 @@ from urllib.parse import SplitResult, urlsplit
 
 from falaj.errors import InvalidInput
 from falaj.ports.egress import Admit, DeliveryFailed
-from falaj.records.config import read_egress_host
+from falaj.records.governance.egress import read_egress_host
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 

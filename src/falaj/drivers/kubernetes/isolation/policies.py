@@ -13,7 +13,8 @@ from falaj.drivers.kubernetes.pods import DOMAIN, JOB_LABEL, NETWORK_LABEL, Mani
 from falaj.errors import Unavailable
 from falaj.ports.cluster.manifests import ObjectKind
 from falaj.ports.cluster.namespaces import Tenant
-from falaj.records.config import KubernetesConfig, read_egress_host
+from falaj.records.config import KubernetesConfig
+from falaj.records.governance.egress import read_egress_host
 from falaj.records.scheduling.cluster_names import namespace_of
 from falaj.records.training.images import read_image_rule
 
