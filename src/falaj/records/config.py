@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Sequence
 from datetime import timedelta
 from ipaddress import IPv4Network, IPv6Network
 from pathlib import Path
@@ -13,6 +12,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from falaj.records.control.replicas import ReplicaConfig
+from falaj.records.control.tracing import TracingConfig, is_listed
 from falaj.records.durations import read_duration
 from falaj.records.governance.egress import read_egress_host, require_egress_addresses, require_egress_host
 from falaj.records.governance.residency import UNKNOWN
@@ -83,16 +83,6 @@ class ServingLimits(Record):
     """Requests of each caller to each endpoint, on average; more get 429. By default as many as can be answered."""
     burst: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
     """Requests at once after a pause; by default those of a second."""
-
-
-class TracingConfig(Record):
-    """OpenTelemetry traces of requests to the model server. They hold names, versions and times, no values."""
-
-    endpoint: Annotated[str, Field(pattern=r"^https?://[^\s]{1,500}$")] | None = None
-    """Where traces are sent by OTLP over HTTP, as JSON, like `https://otel.example.com/v1/traces`; its host must be in
-    `egress.allow`. By default nothing is traced."""
-    share: Annotated[float, Field(ge=0, le=1)] = 0.01
-    """Share of the requests without a `traceparent` that are traced; one with a `traceparent` decides itself."""
 
 
 Origin = Annotated[
@@ -638,21 +628,6 @@ class EgressConfig(Record):
     """PEM file with certificates of further authorities, for hosts of your own."""
 
 
-def _is_allowed(url: str, allow: Sequence[str]) -> bool:
-    """Tell whether the host of a URL is listed; the address that it leads to is checked with every request."""
-    target = urlsplit(url)
-    host = (target.hostname or "").rstrip(".")
-    port = target.port or (443 if target.scheme == "https" else 80)
-    rules = [rule for rule in map(read_egress_host, allow) if rule.port in (None, port)]
-    if any(rule.host == host and rule.network is None for rule in rules):
-        return True
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return any(rule.network is not None and address in rule.network for rule in rules)
-
-
 class Config(Record):
     """The whole of falaj.toml."""
 
@@ -683,7 +658,7 @@ class Config(Record):
     @model_validator(mode="after")
     def _traces_may_leave(self) -> Config:
         url = self.serving.tracing.endpoint
-        if url is not None and not _is_allowed(url, self.egress.allow):
+        if url is not None and not is_listed(url, [read_egress_host(each) for each in self.egress.allow]):
             host = urlsplit(url).netloc.rpartition("@")[2]
             raise ValueError(
                 f'serving.tracing.endpoint: {host} is not in egress.allow; fix: [egress] allow = ["{host}"]'
