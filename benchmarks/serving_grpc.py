@@ -73,6 +73,8 @@ def results(
                 f"server CPU µs a request at c=64, grpc.aio{how}", ours["cpu_us"], many["aio"]["cpu_us"], 0.5
             ),
         ]
+    cpu_us = many["falaj"]["cpu_us"], many["mlserver"]["cpu_us"]
+    found.append(Result("server CPU µs a request at c=64, MLServer", *cpu_us, 0.2))
     return [*found, Result("requests/s at c=64, REST", many["falaj"]["rate"], rest["rate"], 1, at_least)]
 
 

@@ -32,6 +32,7 @@ from falaj.apps.model_server.grpc.http2 import frame
 from falaj.apps.model_server.grpc.messages import POOL
 from falaj.apps.model_server.limits import ServerLimits
 from falaj.records.config import Tls
+from falaj.serving.runtime.rate_limits import RateLimit
 from model_servers import (
     OTHER_TOKEN,
     TOKEN,
@@ -383,6 +384,16 @@ def test_a_stopping_server_answers_open_calls(models: Path) -> None:
 
     assert codes <= {grpc.StatusCode.OK, grpc.StatusCode.UNAVAILABLE}
     assert grpc.StatusCode.OK in codes
+
+
+def test_a_caller_over_its_rate_is_told_when_to_come_back(models: Path) -> None:
+    limits = ServerLimits(rate=RateLimit(0.5, 2))
+    wanted = deployment(("m", "1", models / "m.onnx"))
+    with serving(wanted, limits=limits) as running, RawClient(running.grpc_port) as client:
+        codes = [client.infer()[0] for _ in range(4)]
+        other = client.infer(token=OTHER_TOKEN)[0]
+
+    assert (codes, other) == ([0, 0, 8, 8], 0)
 
 
 # --------------------------------------------------------------------------------------- bad clients

@@ -32,7 +32,7 @@ from falaj.apps.model_server.inference.prediction import Prediction, prepare_req
 from falaj.apps.model_server.inference.protocol import InferRequest, OutputSelection
 from falaj.apps.model_server.metrics import ServerMetrics
 from falaj.apps.model_server.tracing.spans import RequestTrace
-from falaj.errors import FalajError, Internal
+from falaj.errors import FalajError, Internal, RateLimited
 from falaj.serving.dependencies import Admission, FeatureReader
 from falaj.serving.runtime.batch_queue import BatchQueue, QueuedRequest
 
@@ -287,15 +287,19 @@ class InferenceCalls:
     def _submit(self, exchange: MessageExchange, made: Prediction) -> None:
         if exchange.cancelled:
             return
-        exchange.queued = made
         served = exchange.target.path.served
-        try:
-            if served is not None:
+        if served is not None:
+            try:
                 self._service.rates.require(served.endpoint, made.caller, time.monotonic())
-            if made.response is not None:
-                made.complete(None)
-            else:
-                made.queue.submit(made)
+            except RateLimited as error:  # no other version answers instead
+                self._failed(exchange, error)
+                return
+        exchange.queued = made
+        if made.response is not None:
+            made.complete(None)
+            return
+        try:
+            made.queue.submit(made)
         except FalajError as error:  # a full queue counts as an error of this version
             made.complete(error)
 
