@@ -16,6 +16,8 @@ BURST_S = 1.0
 WAITING_RUNS = 8
 """How long it may wait while it is, in runs of the model."""
 MIN_WAIT_S = 0.005
+LONG_S = 0.1
+"""A queue that is shorter is no sign of overload, however it grows: the machine may have paused."""
 ADMITTED = 0.75
 """The expected wait of an accepted request, as a part of the longest: what runs later than expected is not lost."""
 INTERVAL_S = 0.04
@@ -100,7 +102,7 @@ class QueueLimit:
         if now - self._judged_at < self._interval_s:
             return
         growth = waiting_s - self._waiting_s + self._refused_s
-        is_long = self.expected_s(waiting_s) > self._brief_s
+        is_long = self.expected_s(waiting_s) > max(self._brief_s, LONG_S)
         self._intervals.append((growth, self._done_s))
         self._judged_at, self._waiting_s = now, waiting_s
         self._done_s = self._refused_s = 0.0
