@@ -282,6 +282,8 @@ class Http2Session:
     def _on_trailers(self, flags: int, ident: int, *, is_request: bool) -> None:
         stream = self.streams.get(ident)
         if stream is None:
+            if is_request:
+                raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"stream {ident} is lower than one before")
             self._charge()  # it may have been sent before our end of the stream arrived
         elif stream.remote_ended:
             self._stream_fault(stream, ErrorCode.STREAM_CLOSED)
