@@ -235,7 +235,8 @@ def compare(sequence: list[Step]) -> None:
         accepted, resets, highest = theirs.accepts(step), len(ours.resets), ours.session._last
         ours.session.feed(frame(*step))
         is_reset = len(ours.resets) > resets
-        if accepted is None or (not accepted and is_reset):
+        of_a_stream = is_reset or (step[0] == http2.WINDOW_UPDATE and step[2] <= highest)
+        if accepted is None or (not accepted and of_a_stream):
             return
         if accepted and ours.session.closed:
             kind, stream = step[0], step[2]
