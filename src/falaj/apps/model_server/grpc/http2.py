@@ -261,7 +261,7 @@ class Http2Session:
         except (hpack.HPACKError, ValueError, IndexError):
             raise ConnectionFault(ErrorCode.COMPRESSION_ERROR, "a header block cannot be decoded") from None
         if ident <= self._last:
-            self._on_trailers(flags, ident)
+            self._on_trailers(flags, ident, is_request=head is not None)
             return
         self._last = ident
         if self.going_away or len(self.streams) >= self.limits.streams:
@@ -279,13 +279,15 @@ class Http2Session:
                 stream.remote_ended = True
                 stream.received(b"", ended=True)
 
-    def _on_trailers(self, flags: int, ident: int) -> None:
+    def _on_trailers(self, flags: int, ident: int, *, is_request: bool) -> None:
         stream = self.streams.get(ident)
         if stream is None:
+            if is_request:
+                raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"stream {ident} is lower than one before")
             self._charge()  # it may have been sent before our end of the stream arrived
         elif stream.remote_ended:
             self._stream_fault(stream, ErrorCode.STREAM_CLOSED)
-        elif not flags & END_STREAM:
+        elif is_request or not flags & END_STREAM:
             self._stream_fault(stream, ErrorCode.PROTOCOL_ERROR)
         else:
             stream.remote_ended = True
