@@ -16,13 +16,13 @@ BEGIN, END = "<!-- benchmarks: begin, written by scripts/benchmark_table.py -->"
 SHOWN = (
     (
         "serving_rest",
-        "requests/s at c=64",
+        "requests/s at c=64, not logged",
         "REST predictions a second, 64 callers",
         "FastAPI + uvicorn + orjson",
     ),
     (
         "serving_rest",
-        "requests/s at c=64, every prediction logged",
+        "requests/s at c=64",
         "the same, every prediction logged",
         "the same",
     ),

@@ -20,7 +20,7 @@ import falaj as fj
 from command_line import CommandLine, command_line, environment, make_template
 from falaj.apps.cli.commands import jobs_top
 from falaj.apps.cli.commands.train import OPTIONS, warn_about_secrets
-from falaj.apps.cli.output import job_progress
+from falaj.apps.cli.output import job_progress, live_table
 from falaj.apps.cli.output.job_summary import (
     describe_affinity,
     describe_command,
@@ -539,9 +539,8 @@ def test_a_screen_has_no_more_rows_and_columns_than_fit(monkeypatch: pytest.Monk
     jobs = tuple(made(JobState.QUEUED, number) for number in range(50))
     console = Console(width=60, height=12, file=io.StringIO())
 
-    console.print(
-        jobs_top._painted(*jobs_top.lines(jobs_top.TopSnapshot(jobs[0].submitted_at, waiting=jobs)))
-    )
+    shown = jobs_top.lines(jobs_top.TopSnapshot(jobs[0].submitted_at, waiting=jobs))
+    console.print(live_table._painted(*shown, jobs_top.HEADINGS))
 
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert len(text.splitlines()) <= 12

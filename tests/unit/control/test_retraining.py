@@ -14,12 +14,14 @@ from falaj.control.pipelines.canary import canary
 from falaj.control.pipelines.retraining import retrain
 from falaj.errors import Conflict, NotFound
 from falaj.records.control.pipelines import Canary, Pipeline
+from falaj.records.names import ObjectId
 from falaj.records.record import utc_now
 from falaj.records.serving import (
     EndpointObservations,
     EndpointStats,
     Observation,
     ScoringRule,
+    ServedRoute,
     VersionCounts,
     VersionStats,
 )
@@ -126,7 +128,9 @@ class FakeServices:
         self.pipelines = SimpleNamespace(conclude=self._note("conclude", Record()))
 
     def _endpoint(self, _name: str) -> Any:
-        routes = [SimpleNamespace(version=v, weight=w, id=f"version_{v}") for v, w in self.weights.items()]
+        routes = [
+            ServedRoute(version=v, weight=w, id=ObjectId(f"version_{v}")) for v, w in self.weights.items()
+        ]
         return SimpleNamespace(
             id="endpoint_1",
             name="delays",

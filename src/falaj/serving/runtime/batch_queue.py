@@ -203,16 +203,19 @@ class BatchQueue:
             details={"retry_after_s": self._limit.retry_after_s(before_s)},
         )
 
-    def _run_waiting(self) -> None:
+    def _run_waiting(self, *, has_run: bool = False) -> None:
         self._scheduled = False
         if self._inline_rows and not self._waiting.size and not self._delay_s:
             self._run_new()
         self._queue_new()
+        has_waited = (
+            has_run or self._free_threads < self._instances
+        )  # else only the event loop kept them waiting
         while self._waiting and self._free_threads:
             if self._delay_s and (left_s := self._left_s()) > 0:
                 self._delayed = self._delayed or self._loop.call_later(left_s, self._run_delayed)
                 return
-            if batch := self._next():
+            if batch := self._next(has_waited=has_waited):
                 self._start(batch)
         if self._waiting and self._check is None:
             self._check = self._loop.call_later(self._limit.interval_s, self._check_waiting)
@@ -291,11 +294,11 @@ class BatchQueue:
         if self._waiting:
             self._check = self._loop.call_later(self._limit.interval_s, self._check_waiting)
 
-    def _is_late(self, waiting: Waiting[QueuedRequest], now: float) -> bool:
+    def _is_late(self, waiting: Waiting[QueuedRequest], now: float, *, has_waited: bool = True) -> bool:
         request, deadline = waiting.request, waiting.request.deadline
         return (
             request.cancelled
-            or now - waiting.since > self._limit.max_wait_s
+            or (has_waited and now - waiting.since > self._limit.max_wait_s)
             or (deadline is not None and deadline <= now)
         )
 
@@ -349,7 +352,7 @@ class BatchQueue:
                 return False
         return not self._has_texts or sum(map(_characters, batch)) <= INLINE_CHARACTERS
 
-    def _next(self) -> list[Waiting[QueuedRequest]]:
+    def _next(self, *, has_waited: bool) -> list[Waiting[QueuedRequest]]:
         """Take the next requests that may share a run: within the row limit and of equal row shapes.
 
         Those of clients that have gone are dropped, those that are late are answered with an error.
@@ -359,7 +362,7 @@ class BatchQueue:
         rows, row_shapes = 0, None
         while waiting:
             following = waiting.first()
-            if self._is_late(following, now):
+            if self._is_late(following, now, has_waited=has_waited):
                 self._drop(waiting.take(), now)
                 continue
             rows += following.rows
@@ -394,7 +397,7 @@ class BatchQueue:
         now = self._loop.time()
         self._limit.ran(work_s, expected_s=expected_s, took_s=now - began)
         self._limit.judge(self._waiting.work_s, now)
-        self._run_waiting()
+        self._run_waiting(has_run=True)
         self._done(batch, results, errors)
 
     def _done(self, batch: Batch, results: list[Result], errors: dict[int, FalajError]) -> None:

@@ -80,11 +80,7 @@ class GrpcConnection(asyncio.Protocol):
         self._flush()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        context = self._context
-        context.connections.discard(self)
-        context.strangers.pop(self, None)
-        self._leave_caller()
-        context.metrics.connections -= 1
+        self._leave()
         self.session.closed = True
         streams, self.session.streams = self.session.streams, {}
         for stream in streams.values():
@@ -160,7 +156,17 @@ class GrpcConnection(asyncio.Protocol):
         self.stream_ended()
 
     def abort(self) -> None:
+        """Close at once. The connection no longer counts, though the transport reports its loss only later."""
+        self._leave()
         self._transport.abort()
+
+    def _leave(self) -> None:
+        context = self._context
+        if self in context.connections:
+            context.connections.discard(self)
+            context.metrics.connections -= 1
+        context.strangers.pop(self, None)
+        self._leave_caller()
 
     @property
     def pending(self) -> int:
