@@ -13,10 +13,11 @@ from typing import Any, cast
 import numpy.typing as npt
 
 from falaj.apps.byte_shares import ByteShares
+from falaj.apps.model_server.connections import ServerConnection
 from falaj.apps.model_server.grpc.connection import GrpcConnection
 from falaj.apps.model_server.grpc.service import GrpcService
 from falaj.apps.model_server.http.access import HttpAccess
-from falaj.apps.model_server.http.connection import Connection, ServerConnection
+from falaj.apps.model_server.http.connection import Connection
 from falaj.apps.model_server.inference.dispatch import Dispatcher
 from falaj.apps.model_server.inference.plain_rows.formats import ReadArrow
 from falaj.apps.model_server.inference.prediction import Prediction, predicted_batch

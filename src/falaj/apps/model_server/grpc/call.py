@@ -11,11 +11,11 @@ from collections.abc import Callable
 from struct import Struct
 from typing import TYPE_CHECKING
 
+from falaj.apps.model_server.connections import too_much_held
 from falaj.apps.model_server.grpc import headers
 from falaj.apps.model_server.grpc.headers import RequestHead
 from falaj.apps.model_server.grpc.http2 import Http2Stream
 from falaj.apps.model_server.grpc.statuses import StatusCode, code_of
-from falaj.apps.model_server.http.connection import too_much_held
 from falaj.apps.model_server.http.exchange import LARGE_RESPONSE_BYTES
 from falaj.errors import FalajError, Internal, InvalidInput, TooLarge, Unavailable
 from falaj.serving.runtime.batch_queue import QueuedRequest

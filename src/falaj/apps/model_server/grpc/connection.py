@@ -6,6 +6,13 @@ import asyncio
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
+from falaj.apps.model_server.connections import (
+    ServerContext,
+    address_of,
+    count_for_caller,
+    spare_connection,
+    stop_counting,
+)
 from falaj.apps.model_server.grpc.call import GrpcCall
 from falaj.apps.model_server.grpc.headers import RequestHead
 from falaj.apps.model_server.grpc.http2 import (
@@ -16,7 +23,6 @@ from falaj.apps.model_server.grpc.http2 import (
     Http2Stream,
 )
 from falaj.apps.model_server.grpc.statuses import StatusCode
-from falaj.apps.model_server.http.connection import ServerContext, address_of, spare_connection
 from falaj.errors import FalajError, InvalidInput, Unauthenticated
 
 if TYPE_CHECKING:
@@ -80,7 +86,7 @@ class GrpcConnection(asyncio.Protocol):
         self._flush()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._leave()
+        stop_counting(self._context, self, self._caller)
         self.session.closed = True
         streams, self.session.streams = self.session.streams, {}
         for stream in streams.values():
@@ -157,16 +163,8 @@ class GrpcConnection(asyncio.Protocol):
 
     def abort(self) -> None:
         """Close at once. The connection no longer counts, though the transport reports its loss only later."""
-        self._leave()
+        stop_counting(self._context, self, self._caller)
         self._transport.abort()
-
-    def _leave(self) -> None:
-        context = self._context
-        if self in context.connections:
-            context.connections.discard(self)
-            context.metrics.connections -= 1
-        context.strangers.pop(self, None)
-        self._leave_caller()
 
     @property
     def pending(self) -> int:
@@ -285,12 +283,5 @@ class GrpcConnection(asyncio.Protocol):
         self._credential, self._recognized_at = credential, self._context.now
         if caller != self._caller or self._is_stranger:
             self._is_stranger = False
-            self._context.strangers.pop(self, None)
-            self._leave_caller()
+            count_for_caller(self._context, self, caller, before=self._caller)
             self._caller = caller
-            self._context.callers.setdefault(caller, {})[self] = None
-
-    def _leave_caller(self) -> None:
-        theirs = self._context.callers.get(self._caller)
-        if theirs is not None and theirs.pop(self, self) is None and not theirs:
-            del self._context.callers[self._caller]

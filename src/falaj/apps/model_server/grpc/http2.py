@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
@@ -81,7 +82,7 @@ class Http2Limits:
     head_bytes: int = MAX_HEAD_BYTES
 
 
-class Http2Stream:
+class Http2Stream(ABC):
     """A stream of a connection: a request that arrives in parts, and a response that leaves as windows allow."""
 
     __slots__ = ("ended", "id", "receive_window", "remote_ended", "started", "trailers", "unsent", "window")
@@ -99,15 +100,15 @@ class Http2Stream:
         self.unsent = bytearray()
         self.trailers: bytes | None = None
 
+    @abstractmethod
     def received(self, data: bytes, *, ended: bool) -> None:
         """Take a part of the request; `ended`: the last one."""
-        raise NotImplementedError
 
+    @abstractmethod
     def was_reset(self) -> None:
         """The client no longer waits, or the connection is lost."""
-        raise NotImplementedError
 
-    def all_sent(self) -> None:
+    def all_sent(self) -> None:  # noqa: B027 - most need not know
         """The response has left."""
 
     @property

@@ -5,24 +5,27 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from hmac import compare_digest
-from typing import Protocol, cast
+from typing import cast
 
 import httptools
 
-from falaj.apps.byte_shares import ByteShares
+from falaj.apps.model_server.connections import (
+    ServerContext,
+    address_of,
+    count_for_caller,
+    spare_connection,
+    stop_counting,
+    too_much_held,
+)
 from falaj.apps.model_server.http import responses
-from falaj.apps.model_server.http.access import HttpAccess
 from falaj.apps.model_server.http.compression import CODINGS
 from falaj.apps.model_server.http.exchange import LARGE_RESPONSE_BYTES, HttpExchange
 from falaj.apps.model_server.http.repeated_heads import MAX_DIGITS, RepeatedHead, kept_head
 from falaj.apps.model_server.http.responses import HttpResponse
-from falaj.apps.model_server.limits import ServerLimits
-from falaj.apps.model_server.metrics import ServerMetrics
 from falaj.errors import FalajError, Internal, InvalidInput, TooLarge, Unauthenticated, Unavailable
-from falaj.records.governance.identity import FailureReason
 
 BODY_HEADERS = frozenset((b"content-length", b"transfer-encoding"))
 KEPT_HEADERS = BODY_HEADERS | {
@@ -41,57 +44,8 @@ CONTINUES, CHUNKED = b"100-continue", b"chunked"
 HEADER_COST = 32
 """Bytes of a head that a header counts beside its own, so that a head cannot consist of very many."""
 
-STRANGERS_SHARE = 10
-"""Where all connections are in use, one in so many may be of a client that has not presented a token yet."""
 
 _log = logging.getLogger(__name__)
-
-
-class ServerConnection(Protocol):
-    """A connection as the server sees it, whatever protocol it speaks."""
-
-    deadline: float
-
-    @property
-    def waits_for_client(self) -> bool: ...
-    @property
-    def pending(self) -> int: ...
-    def expire(self) -> None: ...
-    def close_after_response(self) -> None: ...
-    def close_when_idle(self) -> None: ...
-    def abort(self) -> None: ...
-
-
-class ServerContext(Protocol):
-    """The server as its connections see it."""
-
-    limits: ServerLimits
-    access: HttpAccess
-    metrics: ServerMetrics
-    connections: set[ServerConnection]
-    now: float
-    """Monotonic seconds as of the last sweep: precise enough for deadlines, and free."""
-    stopping: bool
-    shares: ByteShares
-    strangers: dict[ServerConnection, None]
-    """Connections that have not presented a valid token yet, oldest first."""
-    callers: dict[str, dict[ServerConnection, None]]
-    """The other connections by their caller, oldest first."""
-
-    def dispatch(self, exchange: HttpExchange) -> None: ...
-    def compress(self, exchange: HttpExchange, response: HttpResponse, coding: bytes) -> None:
-        """Compress a large response in a thread, and send it."""
-
-    def recognize(self, credential: str) -> str | None:
-        """Return the caller of a credential if it is known from memory."""
-
-    def authenticate(
-        self, exchange: HttpExchange, source: str, done: Callable[[str, FalajError | None], None]
-    ) -> None:
-        """Authenticate the credential of a request in a thread; call `done` with the caller, or with an error."""
-
-    def authentication_failed(self, reason: FailureReason, source: str) -> None:
-        """Count a failed authentication for the audit log."""
 
 
 class RequestRejected(Exception):
@@ -155,7 +109,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         context = self._context
-        self._leave()
+        stop_counting(context, self, self._caller)
         self._release_unread()
         for exchange in self._queue:
             context.shares.release(exchange.holder, exchange.size)
@@ -243,16 +197,8 @@ class Connection(asyncio.Protocol):
 
     def abort(self) -> None:
         """Close at once. The connection no longer counts, though the transport reports its loss only later."""
-        self._leave()
+        stop_counting(self._context, self, self._caller)
         self._transport.abort()
-
-    def _leave(self) -> None:
-        context = self._context
-        if self in context.connections:
-            context.connections.discard(self)
-            context.metrics.connections -= 1
-        context.strangers.pop(self, None)
-        self._leave_caller()
 
     @property
     def pending(self) -> int:
@@ -407,15 +353,8 @@ class Connection(asyncio.Protocol):
     def _introduce(self, caller: str) -> None:
         """Count this connection as one of `caller`."""
         self._is_stranger = False
-        self._context.strangers.pop(self, None)
-        self._leave_caller()
+        count_for_caller(self._context, self, caller, before=self._caller)
         self._caller = caller
-        self._context.callers.setdefault(caller, {})[self] = None
-
-    def _leave_caller(self) -> None:
-        theirs = self._context.callers.get(self._caller)
-        if theirs is not None and theirs.pop(self, self) is None and not theirs:
-            del self._context.callers[self._caller]
 
     def _authenticate(self, exchange: HttpExchange) -> None:
         """Have a token checked that is not known from memory, and read no further until it is."""
@@ -562,34 +501,6 @@ def _without_upgrade(method: bytes, url: bytes, headers: Mapping[bytes, bytes]) 
     """Rebuild a head without its upgrade offer (as Java's client sends), which makes the parser skip the body."""
     lines = [b"%b: %b\r\n" % header for header in headers.items()]
     return b"%b %b HTTP/1.1\r\n%b\r\n" % (method, url, b"".join(lines))
-
-
-def spare_connection(context: ServerContext) -> ServerConnection | None:
-    """Return the connection that makes room for another; so nobody keeps others out by holding connections.
-
-    It is the oldest stranger where these have more than their share, otherwise the oldest connection without a
-    pending request of the caller who has the most of them: its client opens another when it finds one closed.
-    Within their share, strangers stay until they have had time to present a token.
-    """
-    oldest = next(iter(context.strangers), None)
-    if len(context.strangers) > context.limits.connections // STRANGERS_SHARE:
-        return oldest
-    for theirs in sorted(context.callers.values(), key=len, reverse=True):
-        for connection in theirs:
-            if connection.waits_for_client:
-                return connection
-    return oldest
-
-
-def address_of(transport: asyncio.BaseTransport) -> str:
-    peer = transport.get_extra_info("peername")
-    return f"remote:{peer[0]}" if isinstance(peer, tuple) and peer else "local"
-
-
-def too_much_held() -> Unavailable:
-    return Unavailable(
-        "your unanswered requests hold as much of the server's memory as it has left; try again later"
-    )
 
 
 def _too_large(limit: int) -> TooLarge:
