@@ -151,27 +151,26 @@ class FeatureReader(Protocol):
         ...
 
 
-class PredictedRequest(NamedTuple):
-    """One request of a batch: its id, its caller, and its rows in the batch.
-
-    `prediction` is its id in the log; empty if predictions are not logged.
-    """
-
-    endpoint: str
-    prediction: str
-    request: str
-    caller: str
-    rows: slice
-
-
 class PredictedBatch(NamedTuple):
-    """A batch that one version answered; arrays are in the order of the model's tensors."""
+    """A batch that one version answered: an item for each request, and arrays in the order of the model's tensors.
+
+    `predictions` are the ids in the log, none where its batch is known otherwise; `counts` the rows of each request;
+    `requests` the ids that callers gave.
+    """
 
     model: ServedModel
     at: datetime
-    requests: Sequence[PredictedRequest]
+    endpoint: str
+    predictions: Sequence[str]
+    counts: Sequence[int]
+    callers: Sequence[str]
+    requests: Sequence[str]
     inputs: Sequence[Array]
     outputs: Sequence[Array]
+
+    @property
+    def rows(self) -> int:
+        return sum(self.counts)
 
 
 class PredictionSink(Protocol):

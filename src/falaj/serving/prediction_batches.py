@@ -54,13 +54,12 @@ class BatchRows:
     def add(self, answered: PredictedBatch, numbers: Sequence[int]) -> None:
         """Add an answered batch whose requests have these numbers."""
         moment = int(answered.at.timestamp() * 1e6)
-        for request, number in zip(answered.requests, numbers, strict=True):
-            self._numbers.append(number)
-            self._counts.append(request.rows.stop - request.rows.start)
-            self._moments.append(moment)
-            self._callers.append(request.caller)
-            self._requests.append(request.request)
-        rows = answered.requests[-1].rows.stop
+        self._numbers += numbers
+        self._counts += answered.counts
+        self._moments += [moment] * len(numbers)
+        self._callers += answered.callers
+        self._requests += answered.requests
+        rows = answered.rows
         self.rows += rows
         self._spans.append(rows)
         for kept, array in zip(self._tensors, (*answered.inputs, *answered.outputs), strict=True):

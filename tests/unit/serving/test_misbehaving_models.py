@@ -216,7 +216,7 @@ class NumberedPredictions:
         return f"prediction-{next(self._numbers)}"
 
     def add(self, batch: PredictedBatch) -> None:
-        self.logged |= {int(request.prediction.removeprefix("prediction-")) for request in batch.requests}
+        self.logged |= {int(ident.removeprefix("prediction-")) for ident in batch.predictions}
 
 
 def test_a_client_that_resets_its_connection_does_not_fail_the_prediction_log(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NoReturn
@@ -30,7 +30,7 @@ from falaj.records.monitoring.sketches import ColumnRole
 from falaj.records.names import new_id
 from falaj.records.serving import Datatype, PredictionRecord, ScoringRule, ServedModel, Tensor
 from falaj.serving import store as serving_store
-from falaj.serving.dependencies import PredictedBatch, PredictedRequest
+from falaj.serving.dependencies import PredictedBatch
 from falaj.serving.prediction_batches import decode_batch, split_id
 from falaj.serving.scores import percentile_ms, score
 from falaj.serving.service import MODEL_SERVER
@@ -111,6 +111,16 @@ class Log:
         self._given += 1
         return f"{self._ident}-{self._given - 1}"
 
+    def add(
+        self, idents: Sequence[str], counts: Sequence[int], inputs: list[Any], outputs: list[Any]
+    ) -> None:
+        """Add the answers to requests, whose ids are of one batch."""
+        size, now = len(idents), datetime.now(UTC)
+        batch = PredictedBatch(
+            MODEL, now, "endpoint", (), counts, ["vera"] * size, [""] * size, inputs, outputs
+        )
+        self.writer.add(split_id(idents[0])[0], [split_id(ident)[1] for ident in idents], batch)
+
     def close(self) -> None:
         self.writer.close(self._ident, self._given)
         self._ident = ""
@@ -126,14 +136,11 @@ def made_log(store: Store, collector: Sketches | None = None) -> Log:
 
 def answered(log: Log, *sizes: int) -> list[str]:
     """Return the ids of requests with that many rows each, answered as one batch."""
-    requests, at = [], 0
-    for size in sizes:
-        requests.append(PredictedRequest("endpoint", log.next_id(), "", "vera", slice(at, at + size)))
-        at += size
+    idents, at = [log.next_id() for _ in sizes], sum(sizes)
     rows = np.arange(2 * at, dtype=np.float32).reshape(at, 2)
     texts = np.array(["yes"] * at, np.object_)
-    log.writer.add(PredictedBatch(MODEL, datetime.now(UTC), requests, [rows], [texts, rows / 100]))
-    return [each.prediction for each in requests]
+    log.add(idents, sizes, [rows], [texts, rows / 100])
+    return idents
 
 
 def values(store: Store, ident: str) -> dict[str, Any]:
@@ -226,36 +233,35 @@ def test_a_removed_endpoint_does_not_block_the_others() -> None:
     assert (values(store, ident)["caller"], log.lost[KEY]) == ("vera", 2)
 
 
-def unanswered(log: Log) -> PredictedBatch:
-    """Return an answer that has its id, and has not reached the log."""
-    requests = [PredictedRequest("endpoint", log.next_id(), "", "vera", slice(0, 1))]
-    row = np.zeros((1, 2), np.float32)
-    return PredictedBatch(MODEL, datetime.now(UTC), requests, [row], [np.array(["no"], np.object_), row])
+def unanswered(log: Log) -> tuple[str, Callable[[], None]]:
+    """Return the id of an answer that has not reached the log, and what adds it."""
+    ident, row = log.next_id(), np.zeros((1, 2), np.float32)
+    return ident, lambda: log.add([ident], [1], [row], [np.array(["no"], np.object_), row])
 
 
 def test_a_batch_waits_for_the_answers_that_have_their_ids() -> None:
     store = Store()
     log = made_log(store)
-    late = unanswered(log)
+    late, add = unanswered(log)
     log.flush()
     assert not store.kept
 
-    log.writer.add(late)
+    add()
     log.writer.write()
 
-    assert values(store, late.requests[0].prediction)["caller"] == "vera"
+    assert values(store, late)["caller"] == "vera"
     assert log.events.stored_batches == list(store.kept)
 
 
 def test_an_answer_that_comes_after_its_batch_is_counted_as_lost() -> None:
     store = Store()
     log = made_log(store)
-    late = unanswered(log)
+    _, add = unanswered(log)
     log.flush()
     log.now += prediction_writer.MAX_RESPONSE_WAIT_S
     log.writer.write()
 
-    log.writer.add(late)
+    add()
     log.writer.write()
 
     assert (store.kept, log.lost[KEY]) == ({}, 1)

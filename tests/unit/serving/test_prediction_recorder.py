@@ -22,7 +22,7 @@ from falaj.apps.model_server.platform.log_process import LogReceiver, LogThread
 from falaj.apps.model_server.platform.recorder import PredictionRecorder, PredictionSource, VersionKey
 from falaj.errors import FalajError, NotFound, Unavailable
 from falaj.records.serving import Datatype, ServedModel, Tensor
-from falaj.serving.dependencies import PredictedBatch, PredictedRequest
+from falaj.serving.dependencies import PredictedBatch
 
 KEY: VersionKey = ("endpoint", "1")
 MODEL = ServedModel(
@@ -94,9 +94,9 @@ def recording(
 def answer(recorder: PredictionRecorder, rows: int = 1) -> str:
     """Record a request with that many rows, and return its id."""
     ident = recorder.next_id(*KEY)
-    request = PredictedRequest("endpoint", ident, "", "vera", slice(0, rows))
     block, texts = np.zeros((rows, 2), np.float32), np.array(["yes"] * rows, np.object_)
-    recorder.add(PredictedBatch(MODEL, datetime.now(UTC), [request], [block], [texts]))
+    now, facts = datetime.now(UTC), ([ident], [rows], ["vera"], [""])
+    recorder.add(PredictedBatch(MODEL, now, "endpoint", *facts, [block], [texts]))
     return ident
 
 

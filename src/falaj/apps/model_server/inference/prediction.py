@@ -31,7 +31,7 @@ from falaj.apps.model_server.inference.traffic import Fallback, named_version, s
 from falaj.apps.model_server.tracing.spans import RequestTrace
 from falaj.errors import DeadlineExceeded, FalajError, Fault, Internal, InvalidInput, NotFound, shorten
 from falaj.records.serving import ServedModel
-from falaj.serving.dependencies import FeatureReader, PredictedBatch, PredictedRequest
+from falaj.serving.dependencies import FeatureReader, PredictedBatch
 from falaj.serving.runtime.batch_queue import BatchQueue
 from falaj.serving.runtime.metering import last_run_ns
 from falaj.serving.signatures import answer_to_no_rows, invalid_request
@@ -302,13 +302,18 @@ def predicted_batch(
     queue: BatchQueue, requests: Sequence[Prediction], inputs: Sequence[Array], outputs: Sequence[Array]
 ) -> PredictedBatch:
     """Return an answered batch for the prediction sink."""
-    answered, at = [], 0
-    for queued in requests:
-        end = at + (len(queued.inputs[0]) if queued.inputs[0].ndim else 1)
-        endpoint, request, caller = queued.request_facts
-        answered.append(PredictedRequest(endpoint, queued.name, request, caller, slice(at, end)))
-        at = end
-    return PredictedBatch(queue.model, datetime.now(UTC), answered, inputs, outputs)
+    endpoints, given, callers = zip(*(queued.request_facts for queued in requests), strict=True)
+    return PredictedBatch(
+        queue.model,
+        datetime.now(UTC),
+        endpoints[0],
+        [queued.name for queued in requests],
+        [len(queued.inputs[0]) if queued.inputs[0].ndim else 1 for queued in requests],
+        callers,
+        given,
+        inputs,
+        outputs,
+    )
 
 
 def _rows_agree(inputs: Sequence[Array], model: ServedModel) -> None:

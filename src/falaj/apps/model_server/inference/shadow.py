@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from falaj.errors import shorten
 from falaj.records.serving import SHADOW, OutputDifference, ShadowCounts
-from falaj.serving.dependencies import PredictedBatch, PredictedRequest, PredictionSink
+from falaj.serving.dependencies import PredictedBatch, PredictionSink
 from falaj.serving.deployment_state import ServedEndpoint
 from falaj.serving.runtime.batch_queue import BatchQueue
 from falaj.serving.scores import BOUNDS_S, LARGEST, merge_counts
@@ -281,14 +281,14 @@ class ShadowRunner:
     ) -> None:
         """Log what the shadow predicted, under a version of its own."""
         plan, version = copy.plan, copy.plan.version + SHADOW
-        made = []
-        for each, (prediction, caller) in zip(rows, facts, strict=True):
-            ident = self._sink.next_id(plan.endpoint, version)
-            if not ident:
-                return
-            made.append(PredictedRequest(plan.endpoint, ident, prediction, caller, each))
+        idents = [self._sink.next_id(plan.endpoint, version) for _ in facts]
+        if not all(idents):
+            return
+        answered, callers = zip(*facts, strict=True)
+        counts = [each.stop - each.start for each in rows]
         model = plan.queue.model.model_copy(update={"version": version})
-        batch = PredictedBatch(model, datetime.now(UTC), made, inputs, outputs)
+        now = datetime.now(UTC)
+        batch = PredictedBatch(model, now, plan.endpoint, idents, counts, callers, answered, inputs, outputs)
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._sink.add, batch)
 

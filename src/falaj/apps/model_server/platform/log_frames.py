@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
+
+from falaj.records.serving import ServedModel
+from falaj.serving.dependencies import PredictedBatch
 
 Array = npt.NDArray[Any]
 
@@ -38,10 +42,15 @@ class TensorValues(msgspec.Struct, array_like=True, frozen=True):
 
 
 class RowsAnswered(msgspec.Struct, tag=2, array_like=True, frozen=True):
-    """Requests of one version that were answered in one run: one item each, and the arrays of all."""
+    """Requests of the batch `ident` that were answered in one run: one item each, and the arrays of all.
 
+    What all of them have in common is sent once: no `counts` if each has one row, no `requests` if none has an id of
+    its own, and one of `callers` if it is the same.
+    """
+
+    ident: str
     at_us: int
-    names: list[str]
+    numbers: list[int]
     counts: list[int]
     callers: list[str]
     requests: list[str]
@@ -89,6 +98,37 @@ def tensor_values(arrays: Sequence[Array]) -> list[TensorValues]:
         else TensorValues(array.dtype.str, array.shape, array.tobytes())
         for array in arrays
     ]
+
+
+def rows_answered(ident: str, numbers: list[int], batch: PredictedBatch) -> RowsAnswered:
+    """Return the message about an answered batch whose requests have these numbers in the batch `ident` of the log."""
+    alike = len(set(batch.callers)) == 1
+    return RowsAnswered(
+        ident,
+        int(batch.at.timestamp() * 1e6),
+        numbers,
+        [] if batch.rows == len(numbers) else list(batch.counts),
+        [batch.callers[0]] if alike else list(batch.callers),
+        list(batch.requests) if any(batch.requests) else [],
+        tensor_values(batch.inputs),
+        tensor_values(batch.outputs),
+    )
+
+
+def answered_batch(message: RowsAnswered, model: ServedModel, endpoint: str) -> PredictedBatch:
+    """Return the batch of a message. Raise ValueError if its tensors are none."""
+    size = len(message.numbers)
+    return PredictedBatch(
+        model,
+        datetime.fromtimestamp(message.at_us / 1e6, UTC),
+        endpoint,
+        (),
+        message.counts or [1] * size,
+        message.callers * size if len(message.callers) == 1 else message.callers,
+        message.requests or [""] * size,
+        [array_of(tensor) for tensor in message.inputs],
+        [array_of(tensor) for tensor in message.outputs],
+    )
 
 
 def array_of(tensor: TensorValues) -> Array:

@@ -20,7 +20,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime
 
 from falaj.apps.model_server.platform.log_channel import RunningLog, StartLog
 from falaj.apps.model_server.platform.log_frames import (
@@ -32,7 +31,7 @@ from falaj.apps.model_server.platform.log_frames import (
     RowsAnswered,
     RowsLost,
     ToLog,
-    array_of,
+    answered_batch,
     frame,
 )
 from falaj.apps.model_server.platform.prediction_writer import (
@@ -43,7 +42,7 @@ from falaj.apps.model_server.platform.prediction_writer import (
 )
 from falaj.governance.operations.caller import start_thread
 from falaj.records.serving import ServedModel
-from falaj.serving.dependencies import ColumnCollector, PredictedBatch, PredictedRequest
+from falaj.serving.dependencies import ColumnCollector
 
 RECEIVE_BYTES = 1 << 20
 FINISH_S = 30.0
@@ -135,23 +134,13 @@ class LogReceiver:
             del self._keys[next(iter(self._keys))]
 
     def _add(self, message: RowsAnswered) -> None:
-        ident = message.names[0].rpartition("-")[0]
+        ident = message.ident
         model, key = self._writer.model_of(ident), self._keys.get(ident)
         if model is None or key is None:
             if key is not None:
-                self.lost(key, sum(message.counts))
+                self.lost(key, sum(message.counts) or len(message.numbers))
             return
-        requests, at = [], 0
-        for name, size, caller, request in zip(
-            message.names, message.counts, message.callers, message.requests, strict=True
-        ):
-            requests.append(PredictedRequest(key[0], name, request, caller, slice(at, at + size)))
-            at += size
-        moment = datetime.fromtimestamp(message.at_us / 1e6, UTC)
-        inputs, outputs = (
-            [array_of(tensor) for tensor in each] for each in (message.inputs, message.outputs)
-        )
-        self._writer.add(PredictedBatch(model, moment, requests, inputs, outputs))
+        self._writer.add(ident, message.numbers, answered_batch(message, model, key[0]))
 
     def _finish(self) -> None:
         _try(self._writer.finish)

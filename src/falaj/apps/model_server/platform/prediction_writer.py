@@ -24,7 +24,7 @@ from falaj.errors import (
 )
 from falaj.records.monitoring.sketches import ColumnRole
 from falaj.records.serving import ServedModel
-from falaj.serving.dependencies import ColumnCollector, PredictedBatch, PredictedRequest
+from falaj.serving.dependencies import ColumnCollector, PredictedBatch
 from falaj.serving.prediction_batches import BatchRows, encode_batch
 
 VersionKey = tuple[str, str]
@@ -130,26 +130,14 @@ class PredictionWriter:
             batch.given = given
             batch.until = self._clock() + MAX_RESPONSE_WAIT_S
 
-    def add(self, batch: PredictedBatch) -> None:
-        """Add answered requests to the batches that their ids name."""
-        names = [request.prediction for request in batch.requests]
-        prefix, _, _ = names[0].rpartition("-")
-        start = len(prefix) + 1
-        if len(names) == 1 or all(name.startswith(prefix) for name in names):
-            self._add(prefix, batch, [int(name[start:]) for name in names])
-            return
-        for request in batch.requests:
-            prefix, _, number = request.prediction.rpartition("-")
-            self._add(prefix, _part(batch, request), [int(number)])
-
-    def _add(self, ident: str, answered: PredictedBatch, numbers: Sequence[int]) -> None:
-        """Add responses to their batch, unless it is written already or memory is full."""
-        rows = answered.requests[-1].rows.stop
+    def add(self, ident: str, numbers: Sequence[int], answered: PredictedBatch) -> None:
+        """Add the requests with these numbers to their batch, unless it is written already or memory is full."""
+        rows = answered.rows
         batch = self._batches.get(ident)
         if batch is not None:
             batch.noted += len(numbers)
         if batch is None or self._rows + rows > MAX_PENDING_ROWS or self._bytes >= MAX_PENDING_BYTES:
-            self._events.lost((answered.requests[0].endpoint, answered.model.version), rows)
+            self._events.lost((answered.endpoint, answered.model.version), rows)
             return
         kept = batch.rows
         if kept is None:
@@ -233,15 +221,6 @@ class PredictionWriter:
         while sum(len(waiting.content) for waiting in self._unwritten) > MAX_PENDING_BYTES:
             gone = self._unwritten.popleft()
             self._events.lost(gone.key, gone.rows, gone.batch)
-
-
-def _part(answered: PredictedBatch, request: PredictedRequest) -> PredictedBatch:
-    """Return one request of an answered batch as a batch of its own."""
-    rows, size = request.rows, answered.requests[-1].rows.stop
-    own = request._replace(rows=slice(0, rows.stop - rows.start))
-    inputs = [array[rows] if array.ndim and len(array) == size else array for array in answered.inputs]
-    outputs = [array[rows] if array.ndim and len(array) == size else array for array in answered.outputs]
-    return PredictedBatch(answered.model, answered.at, [own], inputs, outputs)
 
 
 def _named(inputs: dict[str, Any], features: Sequence[str]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import logging
 import socket
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count
 
 from falaj.apps.model_server.platform.log_channel import LogChannel, RunningLog, StartLog
@@ -25,9 +25,8 @@ from falaj.apps.model_server.platform.log_frames import (
     BatchOpened,
     BatchStored,
     FromLog,
-    RowsAnswered,
     frame,
-    tensor_values,
+    rows_answered,
 )
 from falaj.apps.model_server.platform.prediction_writer import PredictionSource, VersionKey
 from falaj.governance.operations.caller import start_thread
@@ -122,30 +121,23 @@ class PredictionRecorder:
             await asyncio.to_thread(self._thread.join)
 
     def add(self, batch: PredictedBatch) -> None:
-        requests = batch.requests
-        names, rows = [each.prediction for each in requests], requests[-1].rows.stop
-        first, _, _ = names[0].rpartition("-")
-        size = len(first)  # ids of batches are of one length, so that this finds another among them
-        idents = {name[:size] for name in names}
-        if not all(self._announce(ident, batch) for ident in idents) or not self._channel.send(
-            frame(
-                RowsAnswered(
-                    int(batch.at.timestamp() * 1e6),
-                    names,
-                    [each.rows.stop - each.rows.start for each in requests],
-                    [each.caller for each in requests],
-                    [each.request for each in requests],
-                    tensor_values(batch.inputs),
-                    tensor_values(batch.outputs),
-                )
-            )
-        ):
-            self.lost[requests[0].endpoint, batch.model.version] += rows
+        names = batch.predictions
+        ident, _, _ = names[0].rpartition("-")
+        start = len(ident) + 1  # ids of batches are of one length
+        if len(names) > 1 and not all(name.startswith(ident) for name in names):
+            for part in _single_requests(batch):
+                self.add(part)
             return
-        recorded = self._batches[first]
+        numbers = [int(name[start:]) for name in names]
+        rows = batch.rows
+        if not self._announce(ident, batch) or not self._channel.send(
+            frame(rows_answered(ident, numbers, batch))
+        ):
+            self.lost[batch.endpoint, batch.model.version] += rows
+            return
+        recorded = self._batches[ident]
         recorded.rows += rows
-        for ident in idents:
-            self._close_late(self._batches[ident])
+        self._close_late(recorded)
         if recorded.rows >= BATCH_ROWS and recorded.given is None:
             self._close([recorded.key])
 
@@ -241,6 +233,22 @@ class PredictionRecorder:
                     task()
                 except Exception:
                     _log.exception("a report to the platform failed")
+
+
+def _single_requests(batch: PredictedBatch) -> Iterator[PredictedBatch]:
+    """Yield each request of an answered batch as a batch of its own."""
+    at, rows = 0, batch.rows
+    facts = zip(batch.predictions, batch.counts, batch.callers, batch.requests, strict=True)
+    for prediction, size, caller, request in facts:
+        own = slice(at, at + size)
+        inputs, outputs = (
+            [array[own] if array.ndim and len(array) == rows else array for array in arrays]
+            for arrays in (batch.inputs, batch.outputs)
+        )
+        yield PredictedBatch(
+            batch.model, batch.at, batch.endpoint, [prediction], [size], [caller], [request], inputs, outputs
+        )
+        at += size
 
 
 def _no_log(_connection: socket.socket) -> RunningLog:
