@@ -246,7 +246,7 @@ class KnownTokens:
         self._recognized.add(credential)
         return CALLERS[credential]
 
-    def admit(self, credential: str, endpoint: str | None, data: bytes) -> str | None:
+    def admit(self, credential: str, endpoint: str | None, data: bytes, *, calls: int = 1) -> str | None:
         return CALLERS[credential] if (credential, endpoint) in self._known else None
 
     def decide(self, credential: str, endpoint: str | None) -> None:

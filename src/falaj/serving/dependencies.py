@@ -120,11 +120,11 @@ class Admission(Protocol):
         """Return the id of a credential's caller. Raise Unauthenticated. Runs in a thread."""
         ...
 
-    def admit(self, credential: str, endpoint: str | None, data: bytes) -> str | None:
+    def admit(self, credential: str, endpoint: str | None, data: bytes, *, calls: int = 1) -> str | None:
         """Return the caller's name if a valid decision is cached; None if `decide` must be called.
 
         Called on the event loop for each request, so it takes microseconds and does no I/O. `data` is the body
-        of the request, for the digest of the audit window.
+        of the request, or the bodies of so many `calls`, for the digest of the audit window.
         """
         ...
 

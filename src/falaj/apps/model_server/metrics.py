@@ -43,14 +43,15 @@ class VersionMetrics:
         self.failed_rows = 0
         """The parts of `seconds` and `rows` of requests that failed."""
 
-    def count(self, status: int, seconds: float, *, rows: int = 0) -> None:
-        self.statuses[status] += 1
+    def count(self, status: int, seconds: float, *, rows: int = 0, requests: int = 1) -> None:
+        """Count requests that took `seconds` each and have `rows` together."""
+        self.statuses[status] += requests
         self.rows += rows
         if status != 200:
-            self.failed_seconds += seconds
+            self.failed_seconds += seconds * requests
             self.failed_rows += rows
-        self.buckets[bisect_left(BOUNDS_S, seconds)] += 1
-        self.seconds += seconds
+        self.buckets[bisect_left(BOUNDS_S, seconds)] += requests
+        self.seconds += seconds * requests
 
 
 class ServerMetrics:

@@ -37,6 +37,7 @@ from falaj.serving.dependencies import (
     NoAuthenticationFailures,
     NoFeatureReader,
     NoPredictionSink,
+    PredictedBatch,
     PredictionSink,
 )
 from falaj.serving.deployment_state import DeploymentState
@@ -91,6 +92,7 @@ class ModelServer:
             self.limits,
             tracer=tracer,
             read_arrow=read_arrow,
+            answered=self._log_batch if self._is_logging else None,
         )
         self._grpc = GrpcService(
             self._dispatcher,
@@ -251,10 +253,12 @@ class ModelServer:
         if self.shadows.plans:
             predictions = cast(Sequence[Prediction], requests)
             self.shadows.offer(queue, predictions, inputs, outputs, self.metrics.meters[queue].last_run_s)
-        if not self._is_logging:
-            return
+        if self._is_logging:
+            self._log_batch(predicted_batch(queue, cast(Sequence[Prediction], requests), inputs, outputs))
+
+    def _log_batch(self, batch: PredictedBatch) -> None:
         try:
-            self._sink.add(predicted_batch(queue, cast(Sequence[Prediction], requests), inputs, outputs))
+            self._sink.add(batch)
         except Exception:
             self.metrics.unlogged += 1
             if self.metrics.unlogged == 1:

@@ -85,10 +85,15 @@ class HotPath:
         """Make the decision for `count`, or raise. It reads the database: do not call it on an event loop."""
         self._open(caller, action, resource)
 
-    def count(self, caller: Caller, action: str, resource: str, data: bytes, *, epoch: int) -> bool:
-        """Count one call without I/O; false if no decision of `epoch` or later is in memory: call `decide` first."""
+    def count(
+        self, caller: Caller, action: str, resource: str, data: bytes, *, epoch: int, calls: int = 1
+    ) -> bool:
+        """Count calls without I/O; false if no decision of `epoch` or later is in memory: call `decide` first.
+
+        `data` is that of all calls, one after another: the digest is the same as if each was counted alone.
+        """
         window = self._windows.get(_key(caller, action, resource))
-        return window is not None and window.epoch >= epoch and window.count_in(data)
+        return window is not None and window.epoch >= epoch and window.count_in(data, calls)
 
     def flush(self, *, all_windows: bool = False) -> None:
         """Append the entries of windows that have ended, or of all."""
@@ -172,12 +177,12 @@ class _Window:
         self.digest: Any = hashlib.sha256()
         self.lock = threading.Lock()
 
-    def count_in(self, data: bytes) -> bool:
-        """Count one call; false if this window was appended already."""
+    def count_in(self, data: bytes, calls: int = 1) -> bool:
+        """Count calls; false if this window was appended already."""
         with self.lock:
             if self.closed:
                 return False
-            self.count += 1
+            self.count += calls
             self.digest.update(data)
             return True
 

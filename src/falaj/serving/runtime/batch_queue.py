@@ -7,11 +7,11 @@ import logging
 import os
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from functools import partial
 from math import prod
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,7 @@ from falaj.serving.runtime.waiting_requests import Waiting, WaitingRequests
 from falaj.serving.signatures import Signature
 
 Array = npt.NDArray[Any]
+T = TypeVar("T")
 
 MAX_WAITING = 4096
 """Requests that may wait for one model version, however quick it is."""
@@ -161,6 +162,26 @@ class BatchQueue:
             max_queue_ms=round(1000 * self._limit.max_wait_s, 3),
             place="process" if not self.engine.in_process else "event loop" if cost.inline else "threads",
         )
+
+    @property
+    def is_idle(self) -> bool:
+        """Return whether a quick batch would run now: nothing waits, and the model runs on the event loop."""
+        return bool(self._inline_rows) and not self._waiting.size and not self._delay_s
+
+    def run_now(self, inputs: list[Array]) -> list[Array] | None:
+        """Return the outputs for rows of an idle queue, run on the event loop; None if they are to be submitted."""
+        rows = len(inputs[0])
+        if not self.is_idle or not self._only_rows or rows > self.engine.cost.rows:
+            return None
+        try:
+            outputs = self._timed(partial(self.engine.run, inputs, limit_s=QUICK_S))
+        except Exception:  # whose rows failed, and why, is found by running each request alone
+            return None
+        if any(len(array) != rows for array in outputs):
+            return None
+        self.batches += 1
+        self.rows += rows
+        return outputs
 
     def submit(self, request: QueuedRequest) -> None:
         """Queue `request` for the next batch. Raise Overloaded if it would have to wait for too long."""
@@ -328,16 +349,21 @@ class BatchQueue:
         return first.since + self._delay_s - self._loop.time()
 
     def _run_inline(self, batch: Batch) -> None:
+        self._done(batch, *self._timed(partial(_attempt, self.engine, batch, QUICK_S)))
+
+    def _timed(self, run: Callable[[], T]) -> T:
+        """Return what `run` returns. A model that takes too long runs in threads from now on."""
         began = time.perf_counter()
-        results, errors = _attempt(self.engine, batch, QUICK_S)
-        if time.perf_counter() - began > MAX_INLINE_S:
-            self._inline_rows = 0
-            _log.warning(
-                "%s@%s blocked the event loop and runs in threads from now on",
-                self.model.name,
-                self.model.version,
-            )
-        self._done(batch, results, errors)
+        try:
+            return run()
+        finally:
+            if time.perf_counter() - began > MAX_INLINE_S:
+                self._inline_rows = 0
+                _log.warning(
+                    "%s@%s blocked the event loop and runs in threads from now on",
+                    self.model.name,
+                    self.model.version,
+                )
 
     def _is_quick(self, batch: Batch) -> bool:
         """Return whether a batch is no larger than what was measured when the model was loaded.

@@ -23,7 +23,7 @@ from falaj.apps.model_server.connections import (
 from falaj.apps.model_server.http import responses
 from falaj.apps.model_server.http.compression import CODINGS
 from falaj.apps.model_server.http.exchange import LARGE_RESPONSE_BYTES, HttpExchange
-from falaj.apps.model_server.http.repeated_heads import MAX_DIGITS, RepeatedHead, kept_head
+from falaj.apps.model_server.http.repeated_heads import MAX_DIGITS, RepeatedHead, RepeatedRequest, kept_head
 from falaj.apps.model_server.http.responses import HttpResponse
 from falaj.errors import FalajError, Internal, InvalidInput, TooLarge, Unauthenticated, Unavailable
 
@@ -61,7 +61,7 @@ class Connection(asyncio.Protocol):
         self._internal = internal
         self._limits = context.limits
         self._parser = httptools.HttpRequestParser(self)
-        self._queue: deque[HttpExchange] = deque()
+        self._queue: deque[HttpExchange | RepeatedRequest] = deque()
         self._current: HttpExchange | None = None
         self._replayed_head = b""
         self._repeated: RepeatedHead | None = None
@@ -120,9 +120,15 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._whole = b""
         if not (self._in_head or self._refused or self._unauthenticated) and self._current is None:
-            if self._repeated is not None:
-                body = self._repeated.body_of(data)
-                if body is not None and self._repeat(self._repeated, body):
+            head = self._repeated
+            if head is not None and (body := head.body_of(data)) is not None:
+                if head.group is not None and not self._queue:
+                    request = head.group.add(self, head, body)
+                    if request is not None:
+                        self._queue.append(request)
+                        self.deadline = self._context.now + self._limits.idle_s
+                        return
+                if self._repeat(head, body):
                     return
             self._whole = data
         while data and not self._refused:
@@ -448,6 +454,30 @@ class Connection(asyncio.Protocol):
             self._resume_reading()
         self._send_continue()
 
+    def answer(self, request: RepeatedRequest, response: bytes) -> None:
+        queue = self._queue
+        if request.cancelled:
+            return
+        if len(queue) == 1 and not (self._leaves or self._eof or self._context.stopping):
+            queue.clear()
+            self._transport.write(response)
+        else:
+            request.response = response
+            self.flush()
+
+    def as_exchange(self, request: RepeatedRequest) -> HttpExchange | None:
+        if request.cancelled:
+            return None
+        head, size = request.head, len(request.body)
+        exchange = HttpExchange(self, head.method, head.path, head.headers, closes=False)
+        self._queue[self._queue.index(request)] = exchange
+        if not self._context.shares.take(self._caller, size):
+            self._reject(exchange, too_much_held())
+            return None
+        exchange.holder, exchange.repeated = self._caller, head
+        exchange.add(request.body)
+        return exchange
+
     def holds(self, exchange: HttpExchange, size: int) -> bool:
         """Count the bytes of a large response as held for its caller; false if they exceed its share."""
         if not self._context.shares.take(exchange.holder, size):
@@ -460,8 +490,9 @@ class Connection(asyncio.Protocol):
 
     def _send_continue(self) -> None:
         """Send 100 Continue to a client that expects it, after all earlier responses."""
-        if self._queue and self._queue[0].wants_continue and self._queue[0].is_authenticated:
-            self._queue[0].wants_continue = False
+        first = self._queue[0] if self._queue else None
+        if isinstance(first, HttpExchange) and first.wants_continue and first.is_authenticated:
+            first.wants_continue = False
             self._transport.write(responses.CONTINUE)
 
     def _linger(self) -> None:
@@ -485,9 +516,10 @@ class Connection(asyncio.Protocol):
     def _refuse(self, error: FalajError, *, status: int | None = None) -> None:
         """Reject the current request with `error` after all earlier responses, and close the connection."""
         self._refused = True
-        if self._current is None:
-            self._queue.append(HttpExchange(self, b"", b"", self._headers, closes=True))
-        exchange, self._current = self._queue[-1], None
+        exchange, self._current = self._current, None
+        if exchange is None:
+            exchange = HttpExchange(self, b"", b"", self._headers, closes=True)
+            self._queue.append(exchange)
         exchange.closes = True
         self._reject(exchange, error, status=status)
 

@@ -10,15 +10,63 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 CONTENT_LENGTH = re.compile(rb"\r\n(?i:content-length):[ \t]*([0-9]+)\r\n")
 MAX_DIGITS = 9
 """Digits of a length; what is longer goes to the parser, which knows what to refuse."""
 MAX_HEAD_BYTES = 4096
 """Larger heads are not kept: each connection may have one."""
+KNOWN_SIZES = 64
+"""Sizes of requests for which the whole head is kept, with the number in it."""
 NEVER_KEPT = frozenset((b"transfer-encoding", b"expect", b"content-encoding", b"falaj-secret"))
 """Headers that change how the body is read or who is asked; their requests go to the parser."""
+
+
+class RepeatedRequest:
+    """A request that differs from an earlier one of its connection in values alone, until it is answered.
+
+    In the queue of its connection it stands for an exchange. It lives for one turn of the event loop, which is why it
+    is not counted among the bytes that its caller holds.
+    """
+
+    __slots__ = ("body", "cancelled", "head", "response", "values", "writer")
+    closes = wants_continue = False
+    is_authenticated = True
+    holder, size = "", 0
+
+    def __init__(self, writer: RequestWriter, head: RepeatedHead, body: bytes, values: bytes) -> None:
+        self.writer = writer
+        self.head = head
+        self.body = body
+        self.values = values
+        self.response: bytes | None = None
+        self.cancelled = False
+
+    def cancel(self) -> None:
+        """Mark the request as cancelled: the client no longer waits."""
+        self.cancelled = True
+
+    def to_bytes(self, *, closes: bool) -> bytes:
+        response = self.response or b""
+        return response.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n", 1) if closes else response
+
+
+class RequestWriter(Protocol):
+    """The connection of repeated requests."""
+
+    def answer(self, request: RepeatedRequest, response: bytes) -> None:
+        """Write a response after all earlier ones."""
+
+    def as_exchange(self, request: RepeatedRequest) -> Any:
+        """Put an exchange in the place of a request, and return it; None if the request was refused."""
+
+
+class RequestGroup(Protocol):
+    """Requests that are answered together at the end of a turn of the event loop."""
+
+    def add(self, writer: RequestWriter, head: RepeatedHead, body: bytes) -> RepeatedRequest | None:
+        """Return the request if it is answered with the others; None if it is not one of them."""
 
 
 @dataclass(slots=True)
@@ -33,9 +81,16 @@ class RepeatedHead:
     credential: str
     bodies: list[Any] = field(default_factory=list)
     """What the reader of the body keeps of it, for the next request with this head; empty, or one item."""
+    group: RequestGroup | None = None
+    """The requests that those with this head are answered with."""
+    known: dict[int, bytes] = field(default_factory=dict)
+    """Whole heads by the size of their requests."""
 
     def body_of(self, data: bytes) -> bytes | None:
         """Return the body if `data` is exactly one request with this head."""
+        head = self.known.get(len(data))
+        if head is not None and data.startswith(head):
+            return data[len(head) :]
         start = len(self.start)
         if not data.startswith(self.start):
             return None
@@ -46,6 +101,8 @@ class RepeatedHead:
         at = stop + len(self.end)
         if not digits.isdigit() or int(digits) != len(data) - at:
             return None
+        if len(self.known) < KNOWN_SIZES:
+            self.known[len(data)] = data[:at]
         return data[at:]
 
 

@@ -72,7 +72,7 @@ class HttpResponse(NamedTuple):
 
     def to_bytes(self, *, closes: bool, without_body: bool = False) -> bytes:
         status, body, kind, json_bytes, prediction, allow, retry_after, extra = self
-        head = _heads.get((status, kind)) or _head(status, kind)
+        head = _heads.get((status, kind)) or response_head(status, kind)
         end = b"\r\nConnection: close\r\n\r\n" if closes else b"\r\n\r\n"
         if json_bytes is not None:
             end = b"\r\nInference-Header-Content-Length: %d%b" % (json_bytes, end)
@@ -87,7 +87,8 @@ class HttpResponse(NamedTuple):
         return b"%b%d%b%b" % (head, len(body), end, b"" if without_body else body)
 
 
-def _head(status: int, kind: str) -> bytes:
+def response_head(status: int, kind: str) -> bytes:
+    """Return the beginning of responses, up to their Content-Length."""
     start = f"HTTP/1.1 {status} {REASONS[status]}\r\nContent-Type: {kind}\r\n"
     head = f"{start}{_COMMON}{_EXTRA.get(status, '')}Content-Length: ".encode()
     return _heads.setdefault((status, kind), head)

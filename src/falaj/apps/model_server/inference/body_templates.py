@@ -8,8 +8,10 @@ values, so name, datatype, shape and outputs need no second look. Anything else 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -37,6 +39,8 @@ KNOWN_PARAMETERS = frozenset(("binary_data_output", "binary_data", "binary_data_
 
 _floats = msgspec.json.Decoder(list[float]).decode
 _integers = msgspec.json.Decoder(list[int]).decode
+_float_rows = msgspec.json.Decoder(list[list[float]]).decode
+_integer_rows = msgspec.json.Decoder(list[list[int]]).decode
 _LISTS: dict[Datatype, tuple[Callable[[Any], list[Any]], str, bytes]] = {
     Datatype.FP32: (_floats, "f", b"[0.5]"),
     Datatype.FP64: (_floats, "d", b"[0.5]"),
@@ -53,6 +57,10 @@ class BodyTemplate:
     target: PathTarget
     queue: BatchQueue
     selection: OutputSelection
+    datatype: Datatype
+    shape: tuple[int, ...]
+    size: int
+    is_json: bool
     start: bytes
     end: bytes
     read: Callable[[memoryview], Array | None]
@@ -65,7 +73,7 @@ class BodyTemplate:
             return None
         try:
             return self.read(memoryview(body)[len(start) : len(body) - len(end)])
-        except (msgspec.DecodeError, ValueError, OverflowError, RecursionError, struct.error):
+        except FAULTS:
             return None
 
 
@@ -91,6 +99,31 @@ def _bytes_reader(
     return lambda values: from_bytes(values, datatype, size).reshape(shape)
 
 
+ReadRows = Callable[[Sequence[bytes]], Array]
+"""Returns the rows of several requests. Raises what `FAULTS` lists if one of them is not as it should be."""
+FAULTS = (msgspec.DecodeError, ValueError, OverflowError, RecursionError, struct.error)
+
+
+def rows_reader(datatype: Datatype, shape: tuple[int, ...], *, is_json: bool) -> ReadRows:
+    """Return what reads the values of requests with one row each as one array."""
+    width, dtype = int(np.prod(shape)), NUMPY[datatype]
+    if not is_json:
+        return lambda values: np.frombuffer(b"".join(values), dtype).reshape(len(values), *shape[1:])
+    kind = _LISTS[datatype][1]
+    decode: Callable[[bytes], list[list[Any]]] = _float_rows if dtype.kind == "f" else _integer_rows
+    pack = lru_cache(maxsize=64)(lambda count: struct.Struct(f"<{count * width}{kind}").pack)
+
+    def read(values: Sequence[bytes]) -> Array:
+        rows = decode(b"[%b]" % b",".join(values))
+        if list(map(len, rows)) != [width] * len(values):
+            raise ValueError("a row has another number of values")
+        return np.frombuffer(pack(len(rows))(*chain.from_iterable(rows)), dtype).reshape(
+            len(rows), *shape[1:]
+        )
+
+    return read
+
+
 def kept_body(
     body: bytes,
     json_bytes: int | None,
@@ -114,7 +147,8 @@ def kept_body(
     if around is None or len(around[0]) + len(around[1]) > MAX_CONSTANT_BYTES or not 0 < size <= PACKED:
         return None
     reader = _list_reader if json_bytes is None else _bytes_reader
-    return BodyTemplate(target, queue, selection, *around, reader(datatype, shape, size))
+    values = reader(datatype, shape, size)
+    return BodyTemplate(target, queue, selection, datatype, shape, size, json_bytes is None, *around, values)
 
 
 def _has_known_parameters(request: InferRequest) -> bool:

@@ -79,10 +79,10 @@ class DecisionQueue:
             future = self._pool.submit(self._admission.decide, credential, endpoint)
             future.add_done_callback(partial(self._return, partial(self._decided, (credential, endpoint))))
 
-    def known(self, credential: str, endpoint: str | None, data: bytes) -> str | None:
-        """Return the name of the caller, and count its call, if the decision that allows it is known."""
+    def known(self, credential: str, endpoint: str | None, data: bytes, *, calls: int = 1) -> str | None:
+        """Return the name of the caller, and count its calls, if the decision that allows them is known."""
         try:
-            return self._admission.admit(credential, endpoint, data)
+            return self._admission.admit(credential, endpoint, data, calls=calls)
         except FalajError:
             return None
 

@@ -31,11 +31,12 @@ from falaj.apps.model_server.inference.paths import UNKNOWN, PathKind, PathTarge
 from falaj.apps.model_server.inference.plain_rows.formats import ReadArrow
 from falaj.apps.model_server.inference.plain_rows.prediction import prepare_rows
 from falaj.apps.model_server.inference.prediction import Prediction, prepare
+from falaj.apps.model_server.inference.repeated_rows import RepeatedRows
 from falaj.apps.model_server.limits import ServerLimits
 from falaj.apps.model_server.metrics import ServerMetrics
 from falaj.apps.model_server.tracing.spans import Tracer
 from falaj.errors import Denied, FalajError, Internal, NotFound, RateLimited, Unavailable
-from falaj.serving.dependencies import LOAD_PATH, Admission, FeatureReader, PredictionSink
+from falaj.serving.dependencies import LOAD_PATH, Admission, FeatureReader, PredictedBatch, PredictionSink
 from falaj.serving.deployment_state import ServedEndpoint
 from falaj.serving.runtime.rate_limits import RateLimits
 
@@ -76,12 +77,15 @@ class Dispatcher:
         limits: ServerLimits,
         tracer: Tracer | None = None,
         read_arrow: ReadArrow | None = None,
+        answered: Callable[[PredictedBatch], None] | None = None,
     ) -> None:
+        """`answered` gets the batches that no batch queue has answered, if predictions are logged."""
         self._tracer = tracer
         self._read_arrow = read_arrow
         self._limits = limits
         self.rates = RateLimits(limits.rate)
         self.decisions = DecisionQueue(admission)
+        self.repeated_rows = RepeatedRows(self, answered)
         self._features = features
         self._sink = sink
         self._metrics = metrics
@@ -96,6 +100,7 @@ class Dispatcher:
     def update(self, served: Mapping[str, ServedEndpoint]) -> None:
         """Dispatch to `served`."""
         self._paths = build_path_table(served, self._metrics, self._sink)
+        self.repeated_rows.update()
         self._metrics.served = self.served = served
         self.ready = True
 
@@ -119,8 +124,13 @@ class Dispatcher:
         caller = self.decisions.known(exchange.credential or "", target.admission_target, exchange.body)
         if caller is None:
             return False
-        self._infer(exchange, target, caller)
+        self.infer(exchange, target, caller)
         return True
+
+    def known_caller(self, credential: str, target: PathTarget, bodies: Sequence[bytes]) -> str | None:
+        """Return the name of the caller, and count its calls, if the decision that allows them is known."""
+        data = b"".join(bodies)
+        return self.decisions.known(credential, target.admission_target, data, calls=len(bodies))
 
     def _dispatch(self, exchange: HttpExchange) -> None:
         target = self.target(exchange.path)
@@ -221,7 +231,7 @@ class Dispatcher:
         if not is_allowed and target.kind is not PathKind.UNKNOWN:
             exchange.finish(_not_allowed(target.method))
         elif target.kind is PathKind.INFER:
-            self._infer(exchange, target, caller)
+            self.infer(exchange, target, caller)
         elif target.kind in ROWS:
             self._predict(exchange, target, caller)
         elif target.response is not None:
@@ -272,7 +282,8 @@ class Dispatcher:
             return HttpResponse(200, self._metrics.load().model_dump_json().encode())
         return HttpResponse(200, self._metrics.render(), responses.METRICS)
 
-    def _infer(self, exchange: HttpExchange, target: PathTarget, caller: str) -> None:
+    def infer(self, exchange: HttpExchange, target: PathTarget, caller: str) -> None:
+        """Answer a request for inference that was admitted."""
         if self._tracer is not None:
             parent = exchange.header(b"traceparent")
             exchange.trace = self._tracer.start(target.endpoint or "", exchange.began, parent)
@@ -287,6 +298,16 @@ class Dispatcher:
             self._queue(exchange, prepare(exchange, target, caller, self._features))
         except Exception as error:
             self._failed(exchange, target, error)
+        else:
+            self._group(exchange, target)
+
+    def _group(self, exchange: HttpExchange, target: PathTarget) -> None:
+        """Let the next requests that differ from this one in their values alone be answered together."""
+        head = exchange.repeated
+        if head is not None:
+            is_plain = self._tracer is None and target.served is not None and bool(head.bodies)
+            limited = target.served is not None and self.rates.limit_of(target.served.endpoint) is not None
+            head.group = self.repeated_rows.group_of(head) if is_plain and not limited else None
 
     def _predict(self, exchange: HttpExchange, target: PathTarget, caller: str) -> None:
         """Answer a request of plain rows; they are parsed in a thread, because that takes a while for each value."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,8 +18,17 @@ MARK = "00000000-prediction"
 """Stands for the id of a prediction while the text around it is found."""
 DATA, END = b'"data":[', b"]}]}"
 ALL: OutputSelection = (OutputChoice(0, False),)
+ALL_BINARY: OutputSelection = (OutputChoice(0, True),)
 MAX_ROW_VALUES = 64
 """Values of a row; the text of longer ones costs far more than what is around it."""
+
+
+class RowText(NamedTuple):
+    """The text of a response around the id of the prediction and the values of its row."""
+
+    start: bytes
+    middle: bytes
+    end: bytes
 
 
 class RowEncoder:
@@ -28,9 +37,9 @@ class RowEncoder:
     def __init__(self, encoder: ResponseEncoder, width: int, datatype: Datatype) -> None:
         self._encoder = encoder
         self._width = width
-        sample = np.zeros((1, width), NUMPY[datatype])
-        self._named = _around(encoder, sample, MARK)
-        self._nameless = _around(encoder, sample, "")
+        self._sample = np.zeros((1, width), NUMPY[datatype])
+        self.named = _around(encoder, self._sample, MARK)
+        self.nameless = _around(encoder, self._sample, "")
 
     def texts(self, outputs: Sequence[Array]) -> list[bytes] | None:
         """Return the numbers of each row as text, separated by commas; None if they need more than that."""
@@ -48,10 +57,15 @@ class RowEncoder:
 
     def body(self, prediction: str, text: bytes) -> bytes:
         """Return the body of a response with one row."""
-        if prediction:
-            start, middle = self._named
-            return b"".join((start, prediction.encode(), middle, text, END))
-        return b"".join((self._nameless[0], text, END))
+        start, middle, end = self.named if prediction else self.nameless
+        return b"".join((start, prediction.encode(), middle, text, end))
+
+    def binary_text(self, *, is_named: bool) -> RowText:
+        """Return the JSON before the bytes of a row."""
+        mark = MARK if is_named else ""
+        body, size = self._encoder.encode("", mark, [self._sample], ALL_BINARY)
+        start, _, middle = body[:size].partition(mark.encode()) if mark else (body[:size], b"", b"")
+        return RowText(start, middle, b"")
 
 
 def row_encoder(encoder: ResponseEncoder, model: ServedModel) -> RowEncoder | None:
@@ -64,9 +78,8 @@ def row_encoder(encoder: ResponseEncoder, model: ServedModel) -> RowEncoder | No
     return None if datatype is Datatype.BYTES else RowEncoder(encoder, shape[1], datatype)
 
 
-def _around(encoder: ResponseEncoder, sample: Array, mark: str) -> tuple[bytes, bytes]:
-    """Return the text before and after the id, up to the numbers."""
+def _around(encoder: ResponseEncoder, sample: Array, mark: str) -> RowText:
+    """Return the text around the id, which may be empty, and the numbers."""
     body, _ = encoder.encode("", mark, [sample], ALL)
-    start, found, rest = body.partition(mark.encode()) if mark else (b"", b"", body)
-    before = rest[: rest.rindex(DATA) + len(DATA)]
-    return (start, before) if found else (before, b"")
+    start, _, rest = body.partition(mark.encode()) if mark else (b"", b"", body)
+    return RowText(start, rest[: rest.rindex(DATA) + len(DATA)], END)

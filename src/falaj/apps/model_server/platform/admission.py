@@ -59,7 +59,7 @@ class GateAdmission:
     def authenticate(self, credential: str) -> str:
         return self._authenticated(credential).id
 
-    def admit(self, credential: str, endpoint: str | None, data: bytes) -> str | None:
+    def admit(self, credential: str, endpoint: str | None, data: bytes, *, calls: int = 1) -> str | None:
         known, now = self._callers.get(credential), time.monotonic()
         if (
             known is None
@@ -69,7 +69,7 @@ class GateAdmission:
         ):
             return None
         action, resource = self._resource(endpoint)
-        counted = self._hot.count(known.caller, action, resource, data, epoch=self._epoch)
+        counted = self._hot.count(known.caller, action, resource, data, epoch=self._epoch, calls=calls)
         return known.caller.name if counted else None
 
     def decide(self, credential: str, endpoint: str | None) -> None:
