@@ -19,7 +19,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
-from statistics import median
 from typing import NamedTuple
 
 import numpy as np
@@ -28,7 +27,7 @@ import onnxruntime as ort
 from onnx import TensorProto, helper, numpy_helper
 
 from harness import Result, Rule, environment, free_port, peer_venv, process_tree, report, say
-from serving_rest import PARTS, PEER, falaj_serving, load, serving
+from serving_rest import PARTS, PEER, alternate, falaj_serving, measured, serving
 
 QUICK = False
 CHANNELS, SIDE, LAYERS = 64, 16, 12
@@ -68,15 +67,16 @@ def main() -> None:
         folder = Path(text)
         model = save_model_b(folder / "b.onnx")
         bodies = save_bodies(folder / "bodies.json", model)
-        with falaj_serving(folder / "falaj", model) as (port, pid, token):
+        theirs = free_port()
+        with (
+            falaj_serving(folder / "falaj", model) as (port, pid, token),
+            serving([python, PARTS / "fastapi_threads.py", model, str(theirs)], theirs) as (_, peer, _),
+        ):
+            capacity, peer_capacity = capacities((port, pid, token), (theirs, peer, "none"))
             ours = Server(port, token, bodies, folder / "seen.json")
-            capacity = ours.capacity(pid)
             normal, overload, recovery, growth = overloaded(ours, pid, capacity, OVERLOAD_S)
             back_s, wrong = killed(ours, pid, capacity)
-        theirs = free_port()
-        with serving([python, PARTS / "fastapi_threads.py", model, str(theirs)], theirs) as (_, peer, _):
             server = Server(theirs, "none", bodies, folder / "seen.json")
-            peer_capacity = server.capacity(peer)
             their_normal, their_overload, _, their_growth = overloaded(
                 server, peer, peer_capacity, PEER_OVERLOAD_S
             )
@@ -132,9 +132,10 @@ class Server(NamedTuple):
                 raise RuntimeError("the load generator failed")
         found += [Answer(*each) for each in json.loads(self.output.read_text())]
 
-    def capacity(self, pid: int) -> float:
-        """Return how many requests a second are answered to clients that wait for their answers."""
-        return median(load(self.port, pid, self.token, CLIENTS)["rate"] for _ in range(3))
+
+def capacities(*servers: tuple[int, int, str]) -> list[float]:
+    """Return how many requests a second each server answers to clients that wait, measured in turns."""
+    return [measured(rounds)["rate"] for rounds in alternate(CLIENTS, *servers)]
 
 
 def overloaded(
