@@ -35,6 +35,7 @@ REQUEST = [
     ("authorization", "Bearer secret"),
 ]
 BLOCK = hpack.Encoder().encode(REQUEST)
+TRAILERS = hpack.Encoder().encode([("checksum", "7")], huffman=False)
 
 
 class Echo(Http2Stream):
@@ -180,7 +181,18 @@ Step = tuple[int, int, int, bytes]
 kinds = st.sampled_from([*range(10), 0x20])
 small = st.integers(0, 12)
 bodies = st.sampled_from(
-    [b"", b"\0" * 4, b"\0\0\0\1", b"\0" * 5, b"\0" * 6, b"\0" * 8, b"\x7f\xff\xff\xff", BLOCK, b"\xff" * 9]
+    [
+        b"",
+        b"\0" * 4,
+        b"\0\0\0\1",
+        b"\0" * 5,
+        b"\0" * 6,
+        b"\0" * 8,
+        b"\x7f\xff\xff\xff",
+        BLOCK,
+        TRAILERS,
+        b"\xff" * 9,
+    ]
 )
 settings_bodies = st.sampled_from([b"", b"\0\4\0\0\1\0", b"\0\5\0\0\0\1", b"\0\2\0\0\0\2", b"\0\4\xff\0\0\0"])
 steps = st.one_of(
@@ -223,29 +235,61 @@ class Silent(Wire):
         return stream
 
 
-def compare(sequence: list[Step]) -> None:
-    """Check that both end the connection at the same frame, except where the standard asks for something else.
+OF_A_STREAM = {
+    (http2.HEADERS, ErrorCode.PROTOCOL_ERROR): "8.1.1: a malformed request",
+    (http2.CONTINUATION, ErrorCode.PROTOCOL_ERROR): "8.1.1: a malformed request",
+    (http2.HEADERS, ErrorCode.STREAM_CLOSED): "5.1: HEADERS after the end of a request",
+    (http2.CONTINUATION, ErrorCode.STREAM_CLOSED): "5.1: HEADERS after the end of a request",
+    (http2.DATA, ErrorCode.STREAM_CLOSED): "6.1: DATA on a stream that is not open",
+    (http2.WINDOW_UPDATE, ErrorCode.PROTOCOL_ERROR): "6.9: a window that grows by 0",
+    (http2.WINDOW_UPDATE, ErrorCode.FLOW_CONTROL_ERROR): "6.9.1: a window over 2**31 - 1",
+    (http2.PRIORITY, ErrorCode.PROTOCOL_ERROR): "5.3.1 of RFC 7540: a stream that depends on itself",
+    (http2.PRIORITY, ErrorCode.FRAME_SIZE_ERROR): "6.3: PRIORITY with a wrong size",
+}
+"""Errors of one stream by RFC 9113, for which h2 ends the connection: the frame, our code, and the section."""
 
-    We reset a stream whose request is malformed or whose window grows by 0, where h2 ends the connection, and end the
-    connection for a frame on a stream that only a server may open, a reset of one that is not open yet, and a request
-    on one that is over, where h2 goes on.
+
+def ends_by_the_standard(step: Step, highest: int) -> str | None:
+    """Return the section of RFC 9113 by which a frame ends the connection, although h2 goes on."""
+    kind, _, stream, _ = step
+    if stream % 2 == 0:
+        return "5.1.1: a stream that only a server may open"
+    if kind == http2.HEADERS and stream <= highest:
+        return "5.1.1: HEADERS on a stream that is over"
+    if kind == http2.RST_STREAM and stream > highest:
+        return "6.4: a reset of a stream that is not open yet"
+    if kind == http2.CONTINUATION:
+        return "6.10: CONTINUATION without HEADERS"
+    if kind == http2.PUSH_PROMISE:
+        return "8.4: PUSH_PROMISE from a client; h2 waits for its CONTINUATION"
+    return None
+
+
+def goes_on_by_the_standard(step: Step, highest: int, resets: list[tuple[int, int]]) -> str | None:
+    """Return the section of RFC 9113 by which a frame does not end the connection, although h2 ends it."""
+    kind, _, stream, _ = step
+    if kind == http2.WINDOW_UPDATE and stream <= highest and not resets:
+        return "5.1: WINDOW_UPDATE on a stream that is over"
+    return OF_A_STREAM.get((kind, ErrorCode(resets[0][1]))) if resets else None
+
+
+def compare(sequence: list[Step]) -> None:
+    """Check that both end the connection at the same frame, except where a section of the standard is named.
+
+    h2 takes no frame after a GOAWAY, where 6.8 lets a client finish what it has begun: the comparison ends there.
     """
     ours, theirs = Silent().greeted(), Counterpart()
     for step in sequence:
         accepted, resets, highest = theirs.accepts(step), len(ours.resets), ours.session._last
         ours.session.feed(frame(*step))
-        is_reset = len(ours.resets) > resets
-        of_a_stream = is_reset or (step[0] == http2.WINDOW_UPDATE and step[2] <= highest)
-        if accepted is None or (not accepted and of_a_stream):
+        if accepted is None or (step[0] == http2.GOAWAY and accepted and not ours.session.closed):
             return
         if accepted and ours.session.closed:
-            kind, stream = step[0], step[2]
-            is_reused = kind == http2.HEADERS and stream <= highest
-            is_idle = kind == http2.RST_STREAM and stream > highest
-            assert stream % 2 == 0 or is_reused or is_idle, (step, ours.fault)
+            assert ends_by_the_standard(step, highest), (step, ours.fault)
             return
-        assert (not ours.session.closed) is accepted, (step, ours.fault)
         if not accepted:
+            section = goes_on_by_the_standard(step, highest, ours.resets[resets:])
+            assert ours.session.closed or section, (step, ours.resets)
             return
 
 
@@ -425,6 +469,54 @@ def test_a_stream_that_takes_no_more_grants_no_window() -> None:
     wire.session.feed(headers_of(1) + frame(http2.DATA, 0, 1, b"x" * 900))
 
     assert [each for each in frames(wire.sent()) if each[0] == http2.WINDOW_UPDATE] == []
+
+
+def test_frames_on_a_stream_that_never_was_are_errors() -> None:
+    """The first use of stream 7 closes the lower ones; found by comparing with h2."""
+    opened = headers_of(7)
+    data, ends, padded, priority = (Wire().greeted() for _ in range(4))
+    data.session.feed(opened + frame(http2.DATA, 0, 3, b"x"))
+    ends.session.feed(opened + headers_of(3, flags=END_HEADERS | END_STREAM, block=TRAILERS))
+    padded.session.feed(opened + frame(http2.DATA, http2.PADDED, 3, b"\x05x"))
+    priority.session.feed(opened + headers_of(3, flags=END_HEADERS | http2.HAS_PRIORITY, block=b"\0" * 5))
+
+    assert (data.resets, data.fault) == ([(3, ErrorCode.STREAM_CLOSED)], None)
+    assert [wire.fault for wire in (ends, padded, priority)] == [ErrorCode.PROTOCOL_ERROR] * 3
+
+
+def test_frames_that_were_on_the_way_when_a_stream_was_reset_are_ignored() -> None:
+    wire = Wire(limits=Http2Limits(streams=1)).greeted()
+    wire.session.feed(headers_of(1) + headers_of(3))
+    late = frame(http2.DATA, 0, 3, b"x") + headers_of(3, flags=END_HEADERS | END_STREAM, block=TRAILERS)
+    wire.session.feed(late)
+
+    assert (wire.resets, wire.fault) == ([(3, ErrorCode.REFUSED_STREAM)], None)
+
+
+@pytest.mark.parametrize("fields", [[("", "x")], [("Upper", "x")], [(":path", "/")], REQUEST])
+def test_malformed_trailers_reset_their_stream(fields: list[tuple[str, str]]) -> None:
+    wire = Wire().greeted()
+    block = hpack.Encoder().encode(fields)
+    wire.session.feed(headers_of(1) + headers_of(1, flags=END_HEADERS | END_STREAM, block=block))
+
+    assert (wire.resets, wire.fault) == ([(1, ErrorCode.PROTOCOL_ERROR)], None)
+    assert wire.opened[0].was_lost
+
+
+def test_trailers_end_a_request() -> None:
+    wire = Wire().greeted()
+    data = frame(http2.DATA, 0, 1, b"abc")
+    wire.session.feed(headers_of(1) + data + headers_of(1, flags=END_HEADERS | END_STREAM, block=TRAILERS))
+
+    assert [body for kind, _, _, body in frames(wire.sent()) if kind == http2.DATA] == [b"abc"]
+
+
+def test_the_streams_that_a_connection_remembers_are_bounded() -> None:
+    wire = Wire(limits=Http2Limits(streams=0)).greeted()
+    for stream in range(1, 3001, 2):
+        wire.session.feed(headers_of(stream))
+
+    assert len(wire.session._cut) == http2.MAX_CUT
 
 
 @pytest.mark.parametrize(

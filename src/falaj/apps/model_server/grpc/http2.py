@@ -11,7 +11,7 @@ from struct import Struct
 
 import hpack
 
-from falaj.apps.model_server.grpc.headers import OK, RESPONSE, HeaderReader, RequestHead
+from falaj.apps.model_server.grpc.headers import OK, RESPONSE, HeaderReader, NoRequest, RequestHead
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = (
@@ -27,6 +27,8 @@ SENT_FRAME = 65_536
 MAX_HEAD_BYTES = 16_384
 MAX_CONTINUATIONS = 32
 """Frames of one header block."""
+MAX_CUT = 1024
+"""Streams that were reset of which a connection is remembered to have had frames on the way."""
 PATIENCE = 2000.0
 PATIENCE_PER_S = 100.0
 PATIENCE_PER_ANSWER = 8.0
@@ -156,6 +158,8 @@ class Http2Session:
         self._continuations = 0
         self._declared_table = False
         self._blocked: dict[int, Http2Stream] = {}
+        self._cut: dict[int, None] = {}
+        """Streams that we have reset: frames may come that the client sent before it knew."""
         self._patience, self._patience_at = PATIENCE, clock()
         self._handlers = (
             *(self._on_data, self._on_headers, self._on_priority, self._on_reset, self._on_settings),
@@ -262,15 +266,15 @@ class Http2Session:
         except (hpack.HPACKError, ValueError, IndexError):
             raise ConnectionFault(ErrorCode.COMPRESSION_ERROR, "a header block cannot be decoded") from None
         if ident <= self._last:
-            self._on_trailers(flags, ident, is_request=head is not None)
+            self._on_trailers(flags, ident, head)
             return
         self._last = ident
         if self.going_away or len(self.streams) >= self.limits.streams:
             self._charge()
-            self._reset(ident, ErrorCode.REFUSED_STREAM)
-        elif head is None:
+            self._cut_off(ident, ErrorCode.REFUSED_STREAM)
+        elif isinstance(head, NoRequest):
             self._charge()
-            self._reset(ident, ErrorCode.PROTOCOL_ERROR)
+            self._cut_off(ident, ErrorCode.PROTOCOL_ERROR)
         else:
             stream = self._open_stream(ident, head)
             stream.window, stream.receive_window = self._stream_window, self.limits.stream_window
@@ -280,15 +284,15 @@ class Http2Session:
                 stream.remote_ended = True
                 stream.received(b"", ended=True)
 
-    def _on_trailers(self, flags: int, ident: int, *, is_request: bool) -> None:
+    def _on_trailers(self, flags: int, ident: int, head: RequestHead | NoRequest) -> None:
         stream = self.streams.get(ident)
         if stream is None:
-            if is_request:
+            if isinstance(head, RequestHead) or ident not in self._cut:
                 raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"stream {ident} is lower than one before")
-            self._charge()  # it may have been sent before our end of the stream arrived
+            self._charge()
         elif stream.remote_ended:
             self._stream_fault(stream, ErrorCode.STREAM_CLOSED)
-        elif is_request or not flags & END_STREAM:
+        elif head is not NoRequest.TRAILERS or not flags & END_STREAM:
             self._stream_fault(stream, ErrorCode.PROTOCOL_ERROR)
         else:
             stream.remote_ended = True
@@ -301,10 +305,14 @@ class Http2Session:
             raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "more data than the window of the connection")
         if self._receive_window < self.limits.connection_window >> 1:
             self._grant_connection()
+        if flags & PADDED:
+            body = _without_padding(body)
         stream = self.streams.get(ident)
         if stream is None:
             self._require_known(ident, "DATA")
             self._charge()
+            if ident not in self._cut:
+                self._reset(ident, ErrorCode.STREAM_CLOSED)
             return
         if stream.remote_ended:
             self._stream_fault(stream, ErrorCode.STREAM_CLOSED)
@@ -313,8 +321,6 @@ class Http2Session:
         if stream.receive_window < 0:
             self._stream_fault(stream, ErrorCode.FLOW_CONTROL_ERROR)
             return
-        if flags & PADDED:
-            body = _without_padding(body)
         if flags & END_STREAM:
             stream.remote_ended = True
             stream.received(body, ended=True)
@@ -487,7 +493,7 @@ class Http2Session:
     def stream_reset(self, stream: Http2Stream, code: ErrorCode) -> None:
         """End a stream on both sides."""
         self._forget(stream)
-        self._reset(stream.id, code)
+        self._cut_off(stream.id, code)
 
     def go_away(self) -> None:
         """Accept no more requests; those that are open are still answered."""
@@ -546,7 +552,7 @@ class Http2Session:
 
     def _sent_end(self, stream: Http2Stream) -> None:
         if not stream.remote_ended:
-            self._reset(stream.id, ErrorCode.NO_ERROR)
+            self._cut_off(stream.id, ErrorCode.NO_ERROR)
         self._patience += PATIENCE_PER_ANSWER
         self._forget(stream)
         stream.all_sent()
@@ -560,6 +566,13 @@ class Http2Session:
         stream.ended = True
         self.streams.pop(stream.id, None)
         self._blocked.pop(stream.id, None)
+
+    def _cut_off(self, ident: int, code: ErrorCode) -> None:
+        """Reset a stream that the client may still write to until it knows."""
+        self._cut[ident] = None
+        if len(self._cut) > MAX_CUT:
+            del self._cut[next(iter(self._cut))]
+        self._reset(ident, code)
 
     def _reset(self, ident: int, code: ErrorCode) -> None:
         self._write(frame(RST_STREAM, 0, ident, _WORD.pack(code)))
