@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 KEPT = frozenset((b"falaj-version", b"falaj-key", b"traceparent", b"tracestate"))
 """Metadata that the prediction asks for."""
+ONCE = KEPT | {b"authorization"}
 Fields = Iterable[tuple[bytes, bytes]]
 
 
@@ -48,7 +49,7 @@ class RequestHead:
 
     __slots__ = (
         *("accepts_gzip", "credential", "encoding", "kept", "path", "status", "template", "timeout_s"),
-        "two_tokens",
+        "given_twice",
     )
 
     def __init__(self, fields: Fields) -> None:
@@ -60,7 +61,8 @@ class RequestHead:
         self.status = 200 if known[b":method"] == b"POST" else 405
         """The HTTP status of a request that is not one of gRPC, else 200."""
         self.credential: str | None = None
-        self.two_tokens = False
+        self.given_twice = _given_twice(fields)
+        """The metadata that is to be given once, and is not."""
         self.timeout_s: float | None = None
         self.encoding = b"identity"
         self.accepts_gzip = False
@@ -70,7 +72,6 @@ class RequestHead:
         kind = b""
         for name, value in fields:
             if name == b"authorization":
-                self.two_tokens = self.two_tokens or self.credential is not None
                 self.credential = _bearer(value)
             elif name == b"content-type":
                 kind = value
@@ -185,6 +186,15 @@ def _pseudo_fields(fields: Fields) -> dict[bytes, bytes]:
         if name == b"te" and value != b"trailers":
             raise ValueError("te allows trailers only")
     return known
+
+
+def _given_twice(fields: Fields) -> bytes | None:
+    seen: set[bytes] = set()
+    for name, _ in fields:
+        if name in ONCE and name in seen:
+            return name
+        seen.add(name)
+    return None
 
 
 def _bearer(value: bytes) -> str | None:
