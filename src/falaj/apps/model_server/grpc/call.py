@@ -7,7 +7,7 @@ import gzip
 import logging
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from struct import Struct
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,7 @@ from falaj.apps.model_server.grpc.headers import RequestHead
 from falaj.apps.model_server.grpc.http2 import Http2Stream
 from falaj.apps.model_server.grpc.statuses import StatusCode, code_of
 from falaj.apps.model_server.http.exchange import LARGE_RESPONSE_BYTES
+from falaj.apps.model_server.tracing.spans import RequestTrace
 from falaj.errors import FalajError, Internal, InvalidInput, TooLarge, Unavailable
 from falaj.serving.runtime.batch_queue import QueuedRequest
 
@@ -28,6 +29,8 @@ PREFIX_BYTES = 5
 MAX_TIMEOUT_S = 86_400.0
 INLINE_COMPRESSED_BYTES = 1024
 """Larger compressed messages are decompressed in a thread; bytes may grow a thousandfold."""
+GATEWAY_TIMEOUT, CLIENT_CLOSED = 504, 499
+"""The statuses of traces whose deadline has passed, and whose client has gone."""
 COMPRESSED_BYTES = range(1024, 256 * 1024)
 """Sizes of answers that are compressed for clients that compress their requests; larger ones would take too long."""
 
@@ -55,6 +58,7 @@ class GrpcCall(Http2Stream):
             "holder",
         ),
         *("is_authenticated", "is_complete", "method", "on_stop", "queued", "size"),
+        "traces",
     )
 
     def __init__(self, connection: GrpcConnection, ident: int, head: RequestHead, method: Method) -> None:
@@ -74,6 +78,8 @@ class GrpcCall(Http2Stream):
         self.on_stop: Callable[[], None] | None = None
         self.queued: QueuedRequest | None = None
         self.cancelled = False
+        self.traces: Sequence[RequestTrace] = ()
+        """Those of the messages that are not answered yet."""
         self.began = time.perf_counter()
         self.deadline: float | None = None
         """Event loop time after which nobody waits for the answer."""
@@ -232,6 +238,8 @@ class GrpcCall(Http2Stream):
         self._connection.written()
 
     def was_reset(self) -> None:
+        for trace in self.traces:
+            trace.end(CLIENT_CLOSED)
         self._stop()
         self.all_sent()
 
@@ -241,6 +249,8 @@ class GrpcCall(Http2Stream):
         self._connection.stream_ended()
 
     def _expire(self) -> None:
+        for trace in self.traces:
+            trace.end(GATEWAY_TIMEOUT)
         self.finish(StatusCode.DEADLINE_EXCEEDED, "the deadline has passed before the answer was there")
 
     def _stop(self) -> None:

@@ -31,10 +31,11 @@ from falaj.apps.model_server.inference.paths import PathKind, PathTarget
 from falaj.apps.model_server.inference.prediction import Prediction, prepare_request
 from falaj.apps.model_server.inference.protocol import InferRequest, OutputSelection
 from falaj.apps.model_server.metrics import ServerMetrics
-from falaj.apps.model_server.tracing.spans import RequestTrace
+from falaj.apps.model_server.tracing.spans import RequestTrace, Tracer
 from falaj.errors import FalajError, Internal, RateLimited
 from falaj.serving.dependencies import Admission, FeatureReader
 from falaj.serving.runtime.batch_queue import BatchQueue, QueuedRequest
+from falaj.serving.runtime.metering import last_run_ns
 
 if TYPE_CHECKING:
     from falaj.apps.model_server.grpc.service import GrpcService
@@ -110,7 +111,17 @@ class MessageExchange:
     def header(self, name: bytes) -> bytes | None:
         return self.call.head.kept.get(name)
 
+    def start_trace(self, tracer: Tracer) -> None:
+        """Trace this request, if the metadata or chance says so."""
+        endpoint = self.target.path.endpoint or ""
+        self.trace = tracer.start(endpoint, self.began, self.header(b"traceparent"))
+        if self.trace is not None:
+            self.call.traces = [*self.call.traces, self.trace]
+
     def finish(self, response: HttpResponse) -> None:
+        if self.trace is not None:
+            self.trace.end(response.status)
+            self.call.traces = [each for each in self.call.traces if each is not self.trace]
         if isinstance(response, GrpcFailure):
             _answer(self.call, self._number, self.ident, None, response.error)
         else:
@@ -124,6 +135,8 @@ class GrpcPrediction(Prediction):
     __slots__ = ()
 
     def render(self, outputs: Sequence[Array]) -> None:
+        if self.exchange.trace is not None:
+            self.exchange.trace.ran(self.queue.model.version, last_run_ns())
         self.name = self._responder.next_id()
         self._write(outputs)
 
@@ -152,12 +165,18 @@ class InferenceCalls:
     """Handles calls for inference. Used on the event loop only."""
 
     def __init__(
-        self, service: GrpcService, admission: Admission, features: FeatureReader, metrics: ServerMetrics
+        self,
+        service: GrpcService,
+        admission: Admission,
+        features: FeatureReader,
+        metrics: ServerMetrics,
+        tracer: Tracer | None,
     ) -> None:
         self._service = service
         self._admission = admission
         self._features = features
         self._metrics = metrics
+        self._tracer = tracer
         self._targets: dict[tuple[str, str], InferTarget] = {}
         self._generation = 0
 
@@ -191,12 +210,19 @@ class InferenceCalls:
             self._infer(call, data, None)
             return
         exchange = MessageExchange(call, None, facts.target, facts.request, len(data))
+        if self._tracer is not None:
+            exchange.start_trace(self._tracer)
         request_facts = (facts.endpoint, facts.request, caller)
         responders = facts.target.path.responders
         made = GrpcPrediction(
             exchange, facts.queue, (array,), request_facts, responders, facts.selection, b""
         )
         made.deadline = call.deadline
+        if exchange.trace is not None:
+            exchange.trace.version, exchange.trace.prepared = (
+                facts.queue.model.version,
+                time.perf_counter_ns(),
+            )
         self._submit(exchange, made)
 
     # ------------------------------------------------------------------------------------ step by step
@@ -240,6 +266,8 @@ class InferenceCalls:
         """Check the tensors of an admitted request: in a thread if that may take long."""
         looks_up = target.path.served is not None and target.path.served.joins
         exchange = MessageExchange(call, number, target, message.id, len(data))
+        if self._tracer is not None:
+            exchange.start_trace(self._tracer)
         work = partial(self._prediction, exchange, data, message, caller)
         if len(data) > (LARGE_LOOKUP_BYTES if looks_up else LARGE_BODY_BYTES):
             self._service.run_any_apart(work, partial(self._prepared, exchange))

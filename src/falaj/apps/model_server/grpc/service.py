@@ -28,6 +28,7 @@ from falaj.apps.model_server.inference.model_reports import (
 )
 from falaj.apps.model_server.inference.paths import EXTENSIONS, PathKind, PathTarget
 from falaj.apps.model_server.metrics import ServerMetrics
+from falaj.apps.model_server.tracing.spans import Tracer
 from falaj.errors import FalajError, Internal, Unavailable
 from falaj.serving.dependencies import Admission, FeatureReader
 from falaj.version import VERSION
@@ -62,6 +63,7 @@ class GrpcService:
         features: FeatureReader,
         metrics: ServerMetrics,
         *,
+        tracer: Tracer | None = None,
         is_readiness_public: bool = False,
     ) -> None:
         """`is_readiness_public`: whether a model is ready may be asked without a token."""
@@ -71,7 +73,7 @@ class GrpcService:
         self._is_readiness_public = is_readiness_public
         self._metrics = metrics
         self.health = HealthWatchers(lambda: dispatcher.ready, self._is_served)
-        self._inference = InferenceCalls(self, admission, features, metrics)
+        self._inference = InferenceCalls(self, admission, features, metrics, tracer)
         self._methods = self._all_methods()
         self._unknown = Method(self._unimplemented)
 
