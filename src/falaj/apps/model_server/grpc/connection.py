@@ -14,10 +14,10 @@ from falaj.apps.model_server.connections import (
     stop_counting,
 )
 from falaj.apps.model_server.grpc.call import GrpcCall
+from falaj.apps.model_server.grpc.frames import ErrorCode
 from falaj.apps.model_server.grpc.headers import RequestHead
 from falaj.apps.model_server.grpc.http2 import (
     MAX_HEAD_BYTES,
-    ErrorCode,
     Http2Limits,
     Http2Session,
     Http2Stream,

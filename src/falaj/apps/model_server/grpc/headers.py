@@ -95,12 +95,13 @@ class HeaderReader:
     def __init__(self, limit: int) -> None:
         self._decoder = hpack.Decoder(max_header_list_size=limit)
         self._table = self._decoder.header_table
-        self._known: dict[bytes, RequestHead | NoRequest] = {}
+        self.known: dict[bytes, RequestHead | NoRequest] = {}
+        """What blocks mean while the dynamic table stays as it is."""
 
     def read(self, block: bytes) -> RequestHead | NoRequest:
         """Return the head of a request, or what a block is instead. Raise HPACKError if it cannot be decoded."""
         try:
-            return self._known[block]
+            return self.known[block]
         except KeyError:
             return self._decode(block)
 
@@ -111,11 +112,11 @@ class HeaderReader:
         after = (entries[0] if entries else None, len(entries), self._table.maxsize)
         head = _head_of(fields)
         if before[0] is not after[0] or before[1:] != after[1:]:  # a new entry is a new object
-            self._known.clear()
+            self.known.clear()
         elif len(block) <= CACHED_BLOCK_BYTES:
-            if len(self._known) >= CACHED_BLOCKS:
-                self._known.clear()
-            self._known[block] = head
+            if len(self.known) >= CACHED_BLOCKS:
+                self.known.clear()
+            self.known[block] = head
         return head
 
 

@@ -89,7 +89,7 @@ class GrpcService:
         """End the calls of a connection that is to be closed which only wait for the client."""
         for call in list(calls):
             if call.is_idle:
-                call.finish(StatusCode.UNAVAILABLE, "the server is stopping, or closes an idle connection")
+                call.end_with(StatusCode.UNAVAILABLE, "the server is stopping, or closes an idle connection")
 
     def run_apart(self, work: Callable[[], bytes], done: WorkDone) -> None:
         """Run `work` in a thread, and `done` with its result or error."""
@@ -181,7 +181,7 @@ class GrpcService:
 
     def _unimplemented(self, call: GrpcCall, _message: bytes) -> None:
         words = f"there is no method {call.head.path[:200].decode('utf-8', 'replace')}"
-        call.finish(StatusCode.UNIMPLEMENTED, words)
+        call.end_with(StatusCode.UNIMPLEMENTED, words)
 
     def _live(self, call: GrpcCall, _message: bytes) -> None:
         call.reply(_message_of("ServerLiveResponse", live=True))
@@ -299,7 +299,7 @@ class GrpcService:
         if name in SERVER_NAMES:
             then("")
         elif not call.credential and not self._is_readiness_public:
-            call.finish(
+            call.end_with(
                 StatusCode.UNAUTHENTICATED,
                 "the health of a model needs the metadata 'authorization: Bearer …'",
             )
