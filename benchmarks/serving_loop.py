@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -18,8 +19,23 @@ from pathlib import Path
 from statistics import median
 from typing import Any, cast
 
+import hpack
+import numpy as np
 import uvloop
+from tritonclient.grpc import service_pb2
 
+from falaj.apps.model_server.grpc.connection import GrpcConnection
+from falaj.apps.model_server.grpc.frames import (
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    HEADERS,
+    PREFACE,
+    SETTINGS,
+    WINDOW_UPDATE,
+    frame,
+)
+from falaj.apps.model_server.grpc.headers import OK
 from falaj.apps.model_server.http.connection import Connection
 from falaj.apps.model_server.platform.recorder import PredictionRecorder, PredictionSource
 from falaj.apps.model_server.process import tune_interpreter
@@ -35,6 +51,15 @@ ROUNDS = 9
 BEFORE = 22.5
 """µs before heads and bodies were recognized, on the same machine."""
 TOKEN = "0123456789abcdef0123456789abcdef"
+HEAD = [
+    (":method", "POST"),
+    (":scheme", "http"),
+    (":path", "/inference.GRPCInferenceService/ModelInfer"),
+    (":authority", "127.0.0.1:8000"),
+    ("te", "trailers"),
+    ("content-type", "application/grpc"),
+    ("authorization", f"Bearer {TOKEN}"),
+]
 
 
 class AdmitsOne:
@@ -98,16 +123,68 @@ class ReadsAll:
 
 def main() -> None:
     plain, logged = uvloop.run(measure()), uvloop.run(measure(logs=True))
+    grpc, grpc_logged = uvloop.run(measure(GrpcRequests)), uvloop.run(measure(GrpcRequests, logs=True))
     report(
         "serving_loop",
         [
             Result("event loop CPU µs a request", plain, BEFORE, 12, Rule.FALAJ_AT_MOST),
             Result("event loop CPU µs a request, logged", logged, plain, 1.2),
+            Result("event loop CPU µs a request by gRPC, REST", grpc, plain, 1),
+            Result("event loop CPU µs a request by gRPC, logged, REST", grpc_logged, logged, 1),
         ],
     )
 
 
-async def measure(*, logs: bool = False) -> float:
+class RestRequests:
+    """The requests of a client with JSON."""
+
+    def __init__(self, number: int) -> None:
+        self._request = infer_request("/v2/models/a/infer", TOKEN, width=32, seed=number)
+
+    def connect(self, server: ModelServer) -> asyncio.Protocol:
+        return Connection(server)
+
+    def turns(self) -> list[bytes]:
+        """Return what the client sends in the turns of a round."""
+        return [self._request] * TURNS
+
+    def is_answered(self, answer: bytes) -> bool:
+        return b"200 OK" in answer
+
+
+class GrpcRequests:
+    """The calls of a client of gRPC, each with a stream of its own."""
+
+    def __init__(self, number: int) -> None:
+        rows = np.random.default_rng(number).standard_normal((1, 32)).astype(np.float32)
+        request = service_pb2.ModelInferRequest(model_name="a")
+        request.inputs.add(name="x", datatype="FP32", shape=rows.shape)
+        request.raw_input_contents.append(rows.tobytes())
+        message = request.SerializeToString()
+        self._data = struct.pack(">BL", 0, len(message)) + message
+        self._encoder = hpack.Encoder()
+        self._next = 1
+
+    def connect(self, server: ModelServer) -> asyncio.Protocol:
+        return GrpcConnection(server, server._grpc)
+
+    def turns(self) -> list[bytes]:
+        made = []
+        for _ in range(TURNS):
+            block, flags = self._encoder.encode(HEAD), END_HEADERS
+            head = frame(HEADERS, flags, self._next, block)
+            data = frame(DATA, END_STREAM, self._next, self._data)
+            greeting = PREFACE + frame(SETTINGS, 0, 0) if self._next == 1 else b""
+            window = frame(WINDOW_UPDATE, 0, 0, struct.pack(">L", 2**16))
+            made.append(greeting + (window if self._next % 512 == 1 else b"") + head + data)
+            self._next += 2
+        return made
+
+    def is_answered(self, answer: bytes) -> bool:
+        return OK in answer
+
+
+async def measure(kind: type[RestRequests | GrpcRequests] = RestRequests, *, logs: bool = False) -> float:
     recorder = PredictionRecorder(ReadsAll, every_s=5.0) if logs else None
     if recorder is not None:
         recorder.sources = {("a", "1"): PredictionSource("version", (), ())}
@@ -122,24 +199,24 @@ async def measure(*, logs: bool = False) -> float:
         await server.apply(Deployment(models=(file,), endpoints=(endpoint,)))
     tune_interpreter()
     transports = [CountingTransport() for _ in range(CONNECTIONS)]
-    connections = []
-    for transport in transports:
-        connection = Connection(server)
+    clients = [kind(number) for number in range(CONNECTIONS)]
+    connections = [client.connect(server) for client in clients]
+    for connection, transport in zip(connections, transports, strict=True):
         connection.connection_made(cast(asyncio.Transport, transport))
-        connections.append(connection)
-    requests = [infer_request("/v2/models/a/infer", TOKEN, width=32, seed=n) for n in range(CONNECTIONS)]
-    costs = [await _round(connections, requests) for _ in range(ROUNDS)]
-    assert all(b"200 OK" in transport.last for transport in transports)
-    say(f"event loop: {min(costs):.2f} µs a request at best, {median(costs):.2f} in the middle")
+    costs = [await _round(connections, [client.turns() for client in clients]) for _ in range(ROUNDS)]
+    for client, transport in zip(clients, transports, strict=True):
+        assert client.is_answered(transport.last)
+    say(f"{kind.__name__}: {min(costs):.2f} µs a request at best, {median(costs):.2f} in the middle")
     if recorder is not None:
         await recorder.stop()
     return min(costs)
 
 
-async def _round(connections: list[Connection], requests: list[bytes]) -> float:
+async def _round(connections: list[asyncio.Protocol], requests: list[list[bytes]]) -> float:
+    turns = list(zip(*requests, strict=True))
     began = time.thread_time()
-    for _ in range(TURNS):
-        for connection, request in zip(connections, requests, strict=True):
+    for turn in turns:
+        for connection, request in zip(connections, turn, strict=True):
             connection.data_received(request)
         await asyncio.sleep(0)
         await asyncio.sleep(0)
@@ -150,6 +227,7 @@ if __name__ == "__main__":
     if "--profile" in sys.argv:
         import cProfile
 
-        cProfile.run("uvloop.run(measure(logs=True))", sort="tottime")
+        kind = "GrpcRequests" if "--grpc" in sys.argv else "RestRequests"
+        cProfile.run(f"uvloop.run(measure({kind}, logs=True))", sort="tottime")
     else:
         main()

@@ -27,8 +27,7 @@ from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from certificates import make_certificate
-from falaj.apps.model_server.grpc import http2
-from falaj.apps.model_server.grpc.http2 import frame
+from falaj.apps.model_server.grpc.frames import PING, PREFACE, frame
 from falaj.apps.model_server.grpc.messages import POOL
 from falaj.apps.model_server.limits import ServerLimits
 from falaj.records.config import Tls
@@ -517,7 +516,7 @@ def test_a_request_that_does_not_end_is_cancelled(client: RawClient) -> None:
     assert (code, words) == (1, "the request did not arrive in time")
 
 
-@pytest.mark.parametrize("data", [b"", http2.PREFACE[:10], http2.PREFACE, http2.PREFACE + b"\0\0"])
+@pytest.mark.parametrize("data", [b"", PREFACE[:10], PREFACE, PREFACE + b"\0\0"])
 def test_a_client_that_never_greets_is_cut_off(server: RunningServer, data: bytes) -> None:
     with RawClient(server.grpc_port, greets=False) as client:
         client.socket.sendall(data)
@@ -526,7 +525,7 @@ def test_a_client_that_never_greets_is_cut_off(server: RunningServer, data: byte
 
 
 def test_a_frame_that_does_not_end_ends_the_connection(client: RawClient) -> None:
-    client.socket.sendall(frame(http2.PING, 0, 0, b"12345678")[:12])
+    client.socket.sendall(frame(PING, 0, 0, b"12345678")[:12])
 
     assert client.status(1)[1] in ("goaway 11", "closed")
 

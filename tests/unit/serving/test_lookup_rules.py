@@ -18,6 +18,7 @@ from falaj.records.features import OnlineRow, OnlineRows
 from falaj.records.registry import ModelVersion, TensorSpec
 from falaj.records.serving import Deployment, Lookup, ViewLookup
 from falaj.serving.lookups import build_join, require_lookup_fits_version
+from inference_clients import PROTOCOLS, GrpcClient, InferenceClient, connect
 from model_servers import RawClient, RunningServer, deployment, model, request, serving
 
 AGES_S = {"fresh": 5, "old": 7200}
@@ -75,24 +76,23 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
         yield running
 
 
-@pytest.fixture
-def client(server: RunningServer) -> Iterator[RawClient]:
-    with RawClient(server.port) as made:
-        yield made
+@pytest.fixture(params=PROTOCOLS)
+def client(server: RunningServer, request: pytest.FixtureRequest) -> Iterator[InferenceClient]:
+    made = connect(request.param, server)
+    yield made
+    made.close()
 
 
-def ask(client: RawClient, name: str, *customers: str, miles: float | None = 1.0) -> tuple[int, Any]:
+def ask(client: InferenceClient, name: str, *customers: str, miles: float | None = 1.0) -> tuple[int, Any]:
     shape = [len(customers)]
     inputs = [{"name": "customer", "shape": shape, "datatype": "BYTES", "data": customers}]
     if miles is not None:
         data = [miles] * len(customers)
         inputs.append({"name": "miles", "shape": shape, "datatype": "FP64", "data": data})
-    sent = request(path=f"/v2/models/{name}/infer", body=json.dumps({"inputs": inputs}).encode())
-    status, _, body = client.ask(sent)
-    return status, json.loads(body)
+    return client.infer(name, {"inputs": inputs})
 
 
-def test_each_view_has_its_own_rule(client: RawClient) -> None:
+def test_each_view_has_its_own_rule(client: InferenceClient) -> None:
     known = ask(client, "by_view", "fresh")
     refused = ask(client, "by_view", "unknown")
 
@@ -102,7 +102,7 @@ def test_each_view_has_its_own_rule(client: RawClient) -> None:
     assert "trips" not in refused[1]["error"]
 
 
-def test_stored_values_are_imputed(client: RawClient) -> None:
+def test_stored_values_are_imputed(client: InferenceClient) -> None:
     status, answer = ask(client, "imputing", "unknown", "fresh")
 
     assert status == 200
@@ -110,7 +110,7 @@ def test_stored_values_are_imputed(client: RawClient) -> None:
     assert answer["parameters"]["missing_rows"] == 1
 
 
-def test_values_older_than_allowed_are_missing_with_the_reason(client: RawClient) -> None:
+def test_values_older_than_allowed_are_missing_with_the_reason(client: InferenceClient) -> None:
     status, answer = ask(client, "aged", "old")
 
     assert (status, answer["outputs"][0]["data"]) == (200, [0.0, 7200.0, 1.0])
@@ -118,7 +118,7 @@ def test_values_older_than_allowed_are_missing_with_the_reason(client: RawClient
     assert (gap["view"], gap["reason"], gap["features"]) == ("trips", "stale", ["trips"])
 
 
-def test_the_answer_has_the_age_of_its_oldest_feature(client: RawClient) -> None:
+def test_the_answer_has_the_age_of_its_oldest_feature(client: InferenceClient) -> None:
     fresh = ask(client, "imputing", "fresh")[1]["parameters"]
     both = ask(client, "imputing", "fresh", "old")[1]["parameters"]
     none = ask(client, "imputing", "unknown", "none")[1]["parameters"]
@@ -128,7 +128,7 @@ def test_the_answer_has_the_age_of_its_oldest_feature(client: RawClient) -> None
     assert "feature_age_s" not in none  # nothing was found
 
 
-def test_a_feature_of_the_request_with_a_default_may_be_left_out(client: RawClient) -> None:
+def test_a_feature_of_the_request_with_a_default_may_be_left_out(client: InferenceClient) -> None:
     left_out = ask(client, "optional", "fresh", miles=None)
     given = ask(client, "optional", "fresh", miles=2.0)
     needed = ask(client, "aged", "fresh", miles=None)
@@ -138,9 +138,10 @@ def test_a_feature_of_the_request_with_a_default_may_be_left_out(client: RawClie
     assert (needed[0], "input 'miles': given nothing" in needed[1]["error"]) == (400, True)
 
 
-def test_missing_values_and_ages_are_counted(client: RawClient) -> None:
+def test_missing_values_and_ages_are_counted(client: InferenceClient, server: RunningServer) -> None:
     def metrics() -> dict[str, float]:
-        lines = client.ask(request("GET", "/metrics"))[2].decode().splitlines()
+        with RawClient(server.port) as raw:
+            lines = raw.ask(request("GET", "/metrics"))[2].decode().splitlines()
         return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if line[0] != "#"}
 
     before = metrics()
@@ -158,6 +159,24 @@ def test_missing_values_and_ages_are_counted(client: RawClient) -> None:
     assert grown('endpoint="optional",reason="not_given",view="request"') == 1
     assert grown('endpoint="aged",le="21600.0"', "feature_age_seconds_bucket") == 1
     assert grown('endpoint="aged"', "feature_age_seconds_sum") >= 7200
+
+
+def test_features_are_looked_up_for_each_message_of_a_stream(server: RunningServer) -> None:
+    client = GrpcClient(server)
+
+    def rows(*customers: str) -> dict[str, Any]:
+        shape, data = [len(customers)], [1.0] * len(customers)
+        keys = {"name": "customer", "shape": shape, "datatype": "BYTES", "data": customers}
+        miles = {"name": "miles", "shape": shape, "datatype": "FP64", "data": data}
+        return {"inputs": [keys, miles]}
+
+    many = rows(*(("fresh", "unknown") * 500))  # over the size from which features are looked up in a thread
+    answers = client.stream("by_view", [rows("fresh"), rows("unknown"), many, rows("fresh")])
+    client.close()
+
+    assert answers[0]["outputs"][0]["data"] == answers[3]["outputs"][0]["data"] == [5.0, 5.0, 1.0]
+    assert 5 <= answers[0]["parameters"]["feature_age_s"] < 60
+    assert all("which account does not have" in words for words in answers[1:3])
 
 
 def version() -> ModelVersion:

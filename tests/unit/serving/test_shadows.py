@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import threading
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from falaj.apps.model_server.inference.shadow import compare_output
 from falaj.records.serving import Deployment, OutputDifference, Route, ShadowCounts
 from falaj.serving.dependencies import PredictedBatch
 from falaj.serving.scores import merge_counts
+from inference_clients import PROTOCOLS, GrpcClient, InferenceClient, connect
 from model_servers import RawClient, RunningServer, constant, deployment, mlp, request, serving
 from polling import eventually
 
@@ -59,9 +59,16 @@ def server(tmp_path: Path, log: Kept) -> Iterator[RunningServer]:
         yield running
 
 
-def body(rows: int = 1) -> bytes:
+@pytest.fixture(params=PROTOCOLS)
+def client(server: RunningServer, request: pytest.FixtureRequest) -> Iterator[InferenceClient]:
+    made = connect(request.param, server)
+    yield made
+    made.close()
+
+
+def body(rows: int = 1) -> dict[str, Any]:
     tensor = {"name": "x", "shape": [rows, 2], "datatype": "FP32", "data": [1.0] * 2 * rows}
-    return json.dumps({"inputs": [tensor]}).encode()
+    return {"inputs": [tensor]}
 
 
 def counted(server: RunningServer, endpoint: str, enough: int) -> ShadowCounts:
@@ -78,10 +85,9 @@ def counted(server: RunningServer, endpoint: str, enough: int) -> ShadowCounts:
 
 
 def test_copies_are_compared_and_the_answers_are_those_of_the_version_that_answers(
-    server: RunningServer, log: Kept
+    client: InferenceClient, server: RunningServer, log: Kept
 ) -> None:
-    with RawClient(server.port) as client:
-        answers = [json.loads(client.ask(request(body=body(rows)))[2]) for rows in (1, 3, 2)]
+    answers = [client.infer("m", body(rows))[1] for rows in (1, 3, 2)]
 
     found = counted(server, "m", 3)
 
@@ -96,12 +102,11 @@ def test_copies_are_compared_and_the_answers_are_those_of_the_version_that_answe
 
 
 def test_copies_that_wait_are_run_together_and_each_has_its_own_row(
-    server: RunningServer, log: Kept, monkeypatch: pytest.MonkeyPatch
+    client: InferenceClient, server: RunningServer, log: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shadow, "GATHER_S", 0.2)
 
-    with RawClient(server.port) as client:
-        answers = [json.loads(client.ask(request(body=body(rows)))[2]) for rows in (1, 2, 1, 3)]
+    answers = [client.infer("m", body(rows))[1] for rows in (1, 2, 1, 3)]
 
     found = counted(server, "m", 4)
     eventually(lambda: sum(len(batch.requests) for batch in log.of("2.shadow")) == 4)
@@ -113,10 +118,9 @@ def test_copies_that_wait_are_run_together_and_each_has_its_own_row(
 
 
 def test_what_a_shadow_predicts_is_logged_under_a_version_of_its_own(
-    server: RunningServer, log: Kept
+    client: InferenceClient, server: RunningServer, log: Kept
 ) -> None:
-    with RawClient(server.port) as client:
-        answer = json.loads(client.ask(request(body=body(2)))[2])
+    answer = client.infer("m", body(2))[1]
 
     (batch,) = eventually(lambda: log.of("2.shadow"))
 
@@ -126,9 +130,10 @@ def test_what_a_shadow_predicts_is_logged_under_a_version_of_its_own(
     assert batch.outputs[0].tolist() == [[2.0], [2.0]]
 
 
-def test_a_shadow_with_other_inputs_is_an_error_that_says_so(server: RunningServer) -> None:
-    with RawClient(server.port) as client:
-        status, _, _ = client.ask(request(path="/v2/models/odd/infer", body=body()))
+def test_a_shadow_with_other_inputs_is_an_error_that_says_so(
+    client: InferenceClient, server: RunningServer
+) -> None:
+    status, _ = client.infer("odd", body())
 
     found = counted(server, "odd", 1)
 
@@ -136,46 +141,47 @@ def test_a_shadow_with_other_inputs_is_an_error_that_says_so(server: RunningServ
     assert "its inputs are x (FP32 [-1, 32]); 1 takes x (FP32 [-1, 2])" in str(found.problem)
 
 
-def test_a_share_of_the_requests_is_copied(server: RunningServer, tmp_path: Path, log: Kept) -> None:
+def test_a_share_of_the_requests_is_copied(
+    client: InferenceClient, server: RunningServer, tmp_path: Path, log: Kept
+) -> None:
     wanted = deployment(*(("m", v, constant(tmp_path / f"{v}.onnx", float(v))) for v in "12"))
     routes = (Route(version="1"), Route(version="2", weight=0, shadow=20))
     (endpoint,) = wanted.endpoints
     changed = (endpoint.model_copy(update={"routes": routes}),)
     server.apply(Deployment(models=wanted.models, endpoints=changed))
 
-    with RawClient(server.port) as client:
-        for _ in range(500):
-            client.ask(request(body=body()))
+    for _ in range(500):
+        client.infer("m", body())
 
     found = counted(server, "m", 50)
     assert 50 <= found.requests + found.dropped <= 170  # 100 of 500 are expected
 
 
 def test_copies_are_dropped_first_where_requests_wait(
-    server: RunningServer, monkeypatch: pytest.MonkeyPatch
+    client: InferenceClient, server: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shadow, "MAX_AGE_S", 0.05)
     monkeypatch.setattr(type(server.server.shadows._answering[0]), "waiting", 1)
 
-    with RawClient(server.port) as client:
-        statuses = [client.ask(request(body=body()))[0] for _ in range(5)]
+    statuses = [client.infer("m", body())[0] for _ in range(5)]
 
     found = counted(server, "m", 5)
     assert statuses == [200] * 5
     assert (found.dropped, found.requests) == (5, 0)
 
 
-def test_waiting_copies_are_bounded(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_copies_are_bounded(
+    client: InferenceClient, server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(shadow, "MAX_COPIED_BYTES", 10)
 
-    with RawClient(server.port) as client:
-        client.ask(request(body=body()))
+    client.infer("m", body())
 
     assert counted(server, "m", 1).dropped == 1
 
 
 def test_a_shadow_that_fails_affects_no_answer(
-    server: RunningServer, monkeypatch: pytest.MonkeyPatch
+    client: InferenceClient, server: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = server.server.shadows.plans["m"][0]
 
@@ -184,15 +190,26 @@ def test_a_shadow_that_fails_affects_no_answer(
 
     monkeypatch.setattr(plan.queue.engine, "_run", broken)
 
-    with RawClient(server.port) as client:
-        statuses = [client.ask(request(body=body()))[0] for _ in range(3)]
+    statuses = [client.infer("m", body())[0] for _ in range(3)]
 
     found = counted(server, "m", 3)
     assert (statuses, found.errors, found.problem) == ([200] * 3, 3, "out of order")
-    with RawClient(server.port) as client:
-        metrics = client.ask(request("GET", "/metrics"))[2].decode()
+    with RawClient(server.port) as raw:
+        metrics = raw.ask(request("GET", "/metrics"))[2].decode()
     line = 'falaj_serving_shadow_requests_total{endpoint="m",outcome="failed",version="2"} 3.0'
     assert line in metrics
+
+
+def test_messages_of_a_stream_are_copied_too(server: RunningServer, log: Kept) -> None:
+    client = GrpcClient(server)
+
+    answers = client.stream("m", [body(rows) for rows in (1, 3, 2)])
+    client.close()
+
+    found = counted(server, "m", 3)
+    eventually(lambda: sum(len(batch.requests) for batch in log.of("2.shadow")) == 3)
+    assert {answer["model_version"] for answer in answers} == {"1"}
+    assert (found.requests, found.rows, found.outputs[0].mean_difference) == (3, 6, 1.0)
 
 
 def test_counts_that_were_not_reported_are_kept(server: RunningServer) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 from collections.abc import Iterator
@@ -13,10 +14,13 @@ from threading import Thread
 from typing import Any
 
 import pytest
+import tritonclient.grpc as triton
+import tritonclient.grpc.aio as aio
 from google.protobuf.json_format import ParseDict
 from hypothesis import given
 from hypothesis import strategies as st
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from tritonclient.utils import InferenceServerException
 
 from falaj.apps.model_server.process import trace_exporter
 from falaj.apps.model_server.tracing import export
@@ -26,7 +30,10 @@ from falaj.ports.egress import DeliveryFailed
 from falaj.records.config import Config
 from falaj.records.features import OnlineRow, OnlineRows
 from falaj.records.serving import Deployment, Lookup, ViewLookup
-from model_servers import RawClient, constant, deployment, request, serving
+from falaj.serving.runtime.batch_queue import BatchQueue
+from inference_clients import PROTOCOLS, GrpcClient, InferenceClient, connect, inputs_of
+from model_servers import TOKEN, RawClient, RunningServer, constant, deployment, request, serving
+from polling import eventually
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 PARENT = f"00-{TRACE}-{SPAN}-01"
@@ -48,13 +55,13 @@ class Riders:
         return OnlineRows(version=1, features=("age", "bags"), rows=rows)
 
 
-def body(**more: Any) -> bytes:
+def rows(**more: Any) -> dict[str, Any]:
     tensor = {"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1.0, 2.0]}
-    return json.dumps({"inputs": [tensor], **more}).encode()
+    return {"inputs": [tensor], **more}
 
 
 @contextmanager
-def traced(tmp_path: Path, *, share: float) -> Iterator[tuple[RawClient, Collector]]:
+def traced(tmp_path: Path, *, share: float) -> Iterator[tuple[RunningServer, Collector]]:
     collector = Collector()
     path = constant(tmp_path / "m.onnx", 1)
     wanted = deployment(("m", "1", path), ("looked", "1", path))
@@ -64,65 +71,147 @@ def traced(tmp_path: Path, *, share: float) -> Iterator[tuple[RawClient, Collect
     )
     served = Deployment(models=wanted.models, endpoints=(wanted.endpoints[0], looked))
     tracer = Tracer(collector, share=share)
-    with serving(served, tracer=tracer, features=Riders()) as running, RawClient(running.port) as client:
+    with serving(served, tracer=tracer, features=Riders()) as running:
+        yield running, collector
+
+
+@contextmanager
+def traced_client(
+    tmp_path: Path, protocol: str, *, share: float
+) -> Iterator[tuple[InferenceClient, Collector]]:
+    with traced(tmp_path, share=share) as (running, collector):
+        client = connect(protocol, running)
         yield client, collector
+        client.close()
+
+
+@pytest.fixture(params=PROTOCOLS)
+def protocol(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def moments_of(trace: FinishedTrace) -> list[int]:
+    return [trace.began, *(moment for part in trace.parts for moment in (part.began, part.ended))]
 
 
 # --------------------------------------------------------------------------------------------- requests
 
 
-def test_a_request_has_spans_of_queue_model_and_response(tmp_path: Path) -> None:
-    with traced(tmp_path, share=1) as (client, collector):
-        assert client.ask(request(body=body()))[0] == 200
+def test_a_request_has_spans_of_queue_model_and_response(tmp_path: Path, protocol: str) -> None:
+    with traced_client(tmp_path, protocol, share=1) as (client, collector):
+        assert client.infer("m", rows())[0] == 200
 
     (trace,) = collector.traces
     assert (trace.endpoint, trace.version, trace.status, trace.parent) == ("m", "1", 200, None)
     assert [part.name for part in trace.parts] == ["queue", "model", "response"]
-    moments = [trace.began, *(moment for part in trace.parts for moment in (part.began, part.ended))]
+    moments = moments_of(trace)
     assert moments == sorted(moments)
     assert moments[-1] == trace.ended
 
 
 def test_requests_that_repeat_a_head_or_run_as_one_batch_have_all_spans(tmp_path: Path) -> None:
-    with traced(tmp_path, share=1) as (client, collector):
+    sent = request(body=json.dumps(rows()).encode())
+    with traced(tmp_path, share=1) as (running, collector), RawClient(running.port) as client:
         for _ in range(3):
-            client.ask(request(body=body()))
-        client.send(request(body=body()) * 4)
+            client.ask(sent)
+        client.send(sent * 4)
         answers = [client.answer()[0] for _ in range(4)]
 
     assert answers == [200] * 4
     assert len(collector.traces) == 7
     for trace in collector.traces:
-        moments = [trace.began, *(moment for part in trace.parts for moment in (part.began, part.ended))]
+        moments = moments_of(trace)
         assert [part.name for part in trace.parts] == ["queue", "model", "response"]
         assert (trace.version, moments) == ("1", sorted(moments))
 
 
-def test_a_lookup_is_a_span(tmp_path: Path) -> None:
-    tensor = {"name": "rider", "shape": [1], "datatype": "BYTES", "data": ["a"]}
-    sent = json.dumps({"inputs": [tensor]}).encode()
+def test_calls_of_grpc_that_repeat_a_message_or_run_as_one_batch_have_all_spans(tmp_path: Path) -> None:
+    with traced(tmp_path, share=1) as (running, collector):
+        asyncio.run(_calls_at_once(running, 3, 1))
+        asyncio.run(_calls_at_once(running, 1, 20))
 
-    with traced(tmp_path, share=1) as (client, collector):
-        assert client.ask(request(path="/v2/models/looked/infer", body=sent))[0] == 200
+    assert len(collector.traces) == 23
+    for trace in collector.traces:
+        moments = moments_of(trace)
+        assert [part.name for part in trace.parts] == ["queue", "model", "response"]
+        assert (trace.version, trace.status, moments) == ("1", 200, sorted(moments))
+
+
+async def _calls_at_once(running: RunningServer, times: int, together: int) -> None:
+    headers = {"authorization": f"Bearer {TOKEN}"}
+    async with aio.InferenceServerClient(f"127.0.0.1:{running.grpc_port}") as client:
+        for _ in range(times):
+            calls = [client.infer("m", inputs_of(rows()), headers=headers) for _ in range(together)]
+            await asyncio.gather(*calls)
+
+
+def test_a_lookup_is_a_span(tmp_path: Path, protocol: str) -> None:
+    tensor = {"name": "rider", "shape": [1], "datatype": "BYTES", "data": ["a"]}
+
+    with traced_client(tmp_path, protocol, share=1) as (client, collector):
+        assert client.infer("looked", {"inputs": [tensor]})[0] == 200
 
     assert [part.name for part in collector.traces[0].parts] == ["lookup", "queue", "model", "response"]
 
 
-def test_a_refused_request_is_traced_as_an_error(tmp_path: Path) -> None:
-    with traced(tmp_path, share=1) as (client, collector):
+def test_a_refused_request_is_traced_as_an_error(tmp_path: Path, protocol: str) -> None:
+    wrong = {"inputs": [{"name": "z", "shape": [1, 2], "datatype": "FP32", "data": [1.0, 2.0]}]}
+
+    with traced_client(tmp_path, protocol, share=1) as (client, collector):
+        assert client.infer("m", wrong)[0] == 400
+
+    assert [(trace.status, trace.parts) for trace in collector.traces] == [(400, ())]
+
+
+def test_a_body_that_cannot_be_parsed_is_traced_as_an_error(tmp_path: Path) -> None:
+    with traced(tmp_path, share=1) as (running, collector), RawClient(running.port) as client:
         client.ask(request(body=b"{"))
 
     assert [(trace.status, trace.parts) for trace in collector.traces] == [(400, ())]
 
 
-def test_a_traceparent_decides_and_its_trace_goes_on(tmp_path: Path) -> None:
-    with traced(tmp_path, share=0) as (client, collector):
-        client.ask(request(body=body()))
-        client.ask(request(body=body(), Traceparent=PARENT))
-        client.ask(request(body=body(), Traceparent=PARENT[:-1] + "0"))
+def test_a_traceparent_decides_and_its_trace_goes_on(tmp_path: Path, protocol: str) -> None:
+    with traced_client(tmp_path, protocol, share=0) as (client, collector):
+        client.infer("m", rows())
+        client.infer("m", rows(), Traceparent=PARENT)
+        client.infer("m", rows(), Traceparent=PARENT[:-1] + "0")
 
     (trace,) = collector.traces
     assert (trace.trace, trace.parent) == (TRACE, SPAN)
+
+
+def test_each_message_of_a_stream_is_a_span_of_the_trace_in_its_metadata(tmp_path: Path) -> None:
+    wrong = {"inputs": [{"name": "z", "shape": [1, 2], "datatype": "FP32", "data": [1.0, 2.0]}]}
+
+    with traced(tmp_path, share=0) as (running, collector):
+        client = GrpcClient(running)
+        client.stream("m", [rows(), wrong, rows()], Traceparent=PARENT)
+        client.stream("m", [rows()])
+        client.close()
+
+    assert {(trace.trace, trace.parent) for trace in collector.traces} == {(TRACE, SPAN)}
+    assert sorted(trace.status for trace in collector.traces) == [200, 200, 400]
+    assert len({trace.span for trace in collector.traces}) == 3
+    done = [trace for trace in collector.traces if trace.status == 200]
+    assert all([part.name for part in trace.parts] == ["queue", "model", "response"] for trace in done)
+
+
+def test_a_call_that_ends_without_an_answer_is_traced_as_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(BatchQueue, "submit", lambda queue, queued: None)  # nothing is ever run
+
+    with traced(tmp_path, share=1) as (running, collector):
+        client = triton.InferenceServerClient(f"127.0.0.1:{running.grpc_port}")
+        with pytest.raises(InferenceServerException, match="DEADLINE_EXCEEDED"):
+            client.infer(
+                "m", inputs_of(rows()), headers={"authorization": f"Bearer {TOKEN}"}, client_timeout=0.3
+            )
+        eventually(lambda: collector.traces)
+        client.close()
+
+    ((status, parts),) = [(trace.status, trace.parts) for trace in collector.traces]
+    assert (status in (499, 504), parts) == (True, ())  # the client or the server notes the deadline first
 
 
 def test_a_share_of_the_requests_is_traced() -> None:

@@ -12,16 +12,19 @@ from math import erfc, sqrt
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
 import onnx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from onnx import helper
+from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from falaj.records.serving import Deployment, Route
 from falaj.serving.routing import WeightedRouter
-from model_servers import RawClient, RunningServer, constant, deployment, model, request, serving
+from inference_clients import PROTOCOLS, GrpcClient, InferenceClient, connect
+from model_servers import TOKEN, RawClient, RunningServer, constant, deployment, model, request, serving
 
 
 def router(*weights: int, name: str = "churn") -> WeightedRouter:
@@ -144,41 +147,41 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
         yield running
 
 
-@pytest.fixture
-def client(server: RunningServer) -> Iterator[RawClient]:
-    with RawClient(server.port) as made:
-        yield made
+@pytest.fixture(params=PROTOCOLS)
+def client(server: RunningServer, request: pytest.FixtureRequest) -> Iterator[InferenceClient]:
+    made = connect(request.param, server)
+    yield made
+    made.close()
 
 
-def rows(*values: float, **more: Any) -> bytes:
+def metrics(server: RunningServer) -> dict[str, float]:
+    with RawClient(server.port) as client:
+        lines = client.ask(request("GET", "/metrics"))[2].decode().splitlines()
+    return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if line[0] != "#"}
+
+
+def rows(*values: float, **more: Any) -> dict[str, Any]:
     data = [each for value in values for each in (value, value)]
     tensor = {"name": "x", "shape": [len(values), 2], "datatype": "FP32", "data": data}
-    return json.dumps({"inputs": [tensor], **more}).encode()
+    return {"inputs": [tensor], **more}
 
 
-def whole(*values: int) -> bytes:
-    tensor = {"name": "x", "shape": [len(values)], "datatype": "INT64", "data": values}
-    return json.dumps({"inputs": [tensor]}).encode()
+def whole(*values: int) -> dict[str, Any]:
+    return {"inputs": [{"name": "x", "shape": [len(values)], "datatype": "INT64", "data": values}]}
 
 
-def ask(client: RawClient, name: str, body: bytes, *, path: str = "", **headers: str) -> tuple[int, Any]:
-    sent = request(path=f"/v2/models/{name}{path}/infer", body=body, **headers)
-    status, _, answer = client.ask(sent)
-    return status, json.loads(answer)
-
-
-def version(client: RawClient, name: str, body: bytes, **headers: str) -> str:
-    status, answer = ask(client, name, body, **headers)
+def chosen_version(client: InferenceClient, name: str, content: dict[str, Any], **headers: str) -> str:
+    status, answer = client.infer(name, content, **headers)
     assert status == 200, answer
     return str(answer["model_version"])
 
 
-def test_one_key_gets_one_version_wherever_it_is(client: RawClient) -> None:
+def test_one_key_gets_one_version_wherever_it_is(client: InferenceClient) -> None:
     def of(key: int) -> list[set[str]]:
         return [
-            {version(client, "header", rows(1), Falaj_Key=f"{key}") for _ in range(3)},
-            {version(client, "parameter", rows(1, parameters={"customer": key})) for _ in range(3)},
-            {version(client, "input", rows(key, key)) for _ in range(3)},
+            {chosen_version(client, "header", rows(1), Falaj_Key=f"{key}") for _ in range(3)},
+            {chosen_version(client, "parameter", rows(1, parameters={"customer": key})) for _ in range(3)},
+            {chosen_version(client, "input", rows(key, key)) for _ in range(3)},
         ]
 
     found = [of(key) for key in range(20)]
@@ -188,101 +191,145 @@ def test_one_key_gets_one_version_wherever_it_is(client: RawClient) -> None:
         assert {next(iter(every[place])) for every in found} == {"1", "2"}
 
 
-def test_a_number_is_the_same_key_in_every_type(client: RawClient) -> None:
+def test_a_number_is_the_same_key_in_every_type(client: InferenceClient) -> None:
     for key in range(20):
         spelled = [key, float(key), str(key)]
 
-        found = {version(client, "parameter", rows(1, parameters={"customer": each})) for each in spelled}
+        found = {
+            chosen_version(client, "parameter", rows(1, parameters={"customer": each})) for each in spelled
+        }
 
         assert len(found) == 1
 
 
-def test_requests_without_the_key_are_divided_by_id_or_by_turns(client: RawClient) -> None:
-    by_id = {version(client, "header", rows(1, id="order-7")) for _ in range(6)}
-    by_turns = Counter(version(client, "header", rows(1)) for _ in range(10))
+def test_requests_without_the_key_are_divided_by_id_or_by_turns(client: InferenceClient) -> None:
+    by_id = {chosen_version(client, "header", rows(1, id="order-7")) for _ in range(6)}
+    by_turns = Counter(chosen_version(client, "header", rows(1)) for _ in range(10))
 
     assert len(by_id) == 1
     assert by_turns == {"1": 5, "2": 5}
 
 
-def test_rows_with_several_keys_are_refused(client: RawClient) -> None:
-    status, answer = ask(client, "input", rows(1, 2))
+def test_rows_with_several_keys_are_refused(client: InferenceClient) -> None:
+    status, answer = client.infer("input", rows(1, 2))
 
     assert status == 400
     assert "several keys: 1, 2, allowed one" in answer["error"]
 
 
 @pytest.mark.parametrize(
-    ("name", "body", "headers"),
+    ("name", "content", "headers"),
     [
         ("header", rows(1), {"Falaj_Key": "k" * 1025}),
         ("parameter", rows(1, parameters={"customer": "k" * 1025}), {}),
-        (
-            "input",
-            b'{"inputs": [{"name": "x", "shape": [99999, 99999], "datatype": "FP32", "data": []}]}',
-            {},
-        ),
-        ("input", b'{"inputs": [{"name": "x", "shape": [-1, -2], "datatype": "FP32", "data": [1, 2]}]}', {}),
-        ("input", b'{"inputs": [{"name": "x", "shape": [1, 2], "datatype": "FP99", "data": [1, 2]}]}', {}),
-        ("input", b'{"inputs": [{"name": "x", "shape": [1, 2], "datatype": "FP32", "data": "x"}]}', {}),
+        ("input", rows(*range(10_001)), {}),
     ],
 )
-def test_keys_that_cannot_be_are_refused(
-    client: RawClient, name: str, body: bytes, headers: dict[str, str]
+def test_keys_that_are_too_long_are_refused(
+    client: InferenceClient, name: str, content: dict[str, Any], headers: dict[str, str]
 ) -> None:
-    status, answer = ask(client, name, body, **headers)
+    status, answer = client.infer(name, content, **headers)
 
-    assert (status, answer["code"]) == (400, "input.invalid")
+    assert (status, "allowed" in answer["error"]) == (400, True)
 
 
-def test_a_header_names_the_version_also_with_weight_0(client: RawClient) -> None:
-    chosen = [version(client, "header", rows(1), Falaj_Version=each) for each in "123"]
-    with_path = ask(client, "header", rows(1), path="/versions/2", Falaj_Version="2")
+KEYS_THAT_CANNOT_BE = [("FP32", [99999, 99999]), ("FP32", [-1, -2]), ("FP99", [1, 2]), ("FP32", [1, 2])]
+
+
+@pytest.mark.parametrize(("datatype", "shape"), KEYS_THAT_CANNOT_BE)
+def test_keys_that_cannot_be_are_refused(server: RunningServer, datatype: str, shape: list[int]) -> None:
+    """By REST, and by gRPC in messages that the client of Triton does not send."""
+    tensor = {"name": "x", "shape": shape, "datatype": datatype}
+    message = service_pb2.ModelInferRequest(model_name="input", inputs=[tensor])
+    message.raw_input_contents.append(b"odd")
+
+    with RawClient(server.port) as client:
+        sent = json.dumps({"inputs": [{**tensor, "data": "x"}]}).encode()
+        status, _, answer = client.ask(request(path="/v2/models/input/infer", body=sent))
+    with grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        with pytest.raises(grpc.RpcError) as refused:
+            stub.ModelInfer(message, metadata=(("authorization", f"Bearer {TOKEN}"),), timeout=10)
+
+    assert (status, json.loads(answer)["code"]) == (400, "input.invalid")
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_a_header_names_the_version_also_with_weight_0(client: InferenceClient) -> None:
+    chosen = [chosen_version(client, "header", rows(1), Falaj_Version=each) for each in "123"]
+    with_path = client.infer("header", rows(1), version="2", Falaj_Version="2")
 
     assert chosen == ["1", "2", "3"]
     assert with_path[0] == 200
 
 
-def test_a_header_names_routed_versions_only(client: RawClient) -> None:
-    unknown = ask(client, "header", rows(1), Falaj_Version="9")
-    other = ask(client, "header", rows(1), path="/versions/1", Falaj_Version="2")
-    twice = ask(client, "header", rows(1), Falaj_Version="1\r\nFalaj-Version: 2")
+def test_a_header_names_routed_versions_only(client: InferenceClient) -> None:
+    unknown = client.infer("header", rows(1), Falaj_Version="9")
+    other = client.infer("header", rows(1), version="1", Falaj_Version="2")
 
     assert unknown[0] == 404
     assert "given '9', allowed a routed version of header: 1, 2, 3" in unknown[1]["error"]
-    assert (other[0], twice[0]) == (400, 400)
+    assert other[0] == 400
 
 
-def test_a_shadow_never_answers(client: RawClient) -> None:
-    about = json.loads(client.ask(request("GET", "/v2/models/shaded"))[2])
+def test_a_version_that_is_named_twice_is_refused(server: RunningServer) -> None:
+    twice = [("authorization", f"Bearer {TOKEN}"), ("falaj-version", "1"), ("falaj-version", "2")]
+    tensor = {"name": "x", "shape": [1, 2], "datatype": "FP32"}
+    message = service_pb2.ModelInferRequest(model_name="header", inputs=[tensor])
+    message.raw_input_contents.append(b"\0" * 8)
+
+    with RawClient(server.port) as client:
+        sent = json.dumps(rows(1)).encode()
+        by_rest = client.ask(
+            request(path="/v2/models/header/infer", body=sent, Falaj_Version="1\r\nFalaj-Version: 2")
+        )
+    with grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        with pytest.raises(grpc.RpcError) as refused:
+            stub.ModelInfer(message, metadata=twice, timeout=10)
+
+    assert by_rest[0] == 400
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "falaj-version is given twice" in refused.value.details()
+
+
+def test_a_shadow_never_answers(client: InferenceClient, server: RunningServer) -> None:
+    with RawClient(server.port) as raw:
+        about = json.loads(raw.ask(request("GET", "/v2/models/shaded"))[2])
 
     assert about["versions"] == ["1", "2"]
-    assert ask(client, "shaded", rows(1), Falaj_Version="3")[0] == 404
-    assert ask(client, "shaded", rows(1), path="/versions/3")[0] == 404
+    assert client.infer("shaded", rows(1), Falaj_Version="3")[0] == 404
+    assert client.infer("shaded", rows(1), version="3")[0] == 404
 
 
 # --------------------------------------------------------------------------------------------- fallback
 
 
-def test_the_fallback_answers_where_the_chosen_version_fails(client: RawClient) -> None:
-    fine = ask(client, "frail", whole(1))
-    failed = ask(client, "frail", whole(7))
+def test_the_fallback_answers_where_the_chosen_version_fails(
+    client: InferenceClient, server: RunningServer
+) -> None:
+    before = metrics(server)
+    fine = client.infer("frail", whole(1))
+    failed = client.infer("frail", whole(7))
 
     assert (fine[1]["model_version"], "parameters" in fine[1]) == ("1", False)
     assert (failed[0], failed[1]["model_version"], failed[1]["outputs"][0]["data"]) == (200, "2", [14])
     assert failed[1]["parameters"] == {"fallback_from": "1", "fallback_reason": "input.invalid"}
-    metrics = client.ask(request("GET", "/metrics"))[2].decode()
-    assert 'falaj_serving_fallbacks_total{endpoint="frail",reason="input.invalid",version="1"} 1.0' in metrics
-    assert 'falaj_serving_requests_total{endpoint="frail",status="400",version="1"} 1.0' in metrics
+    now = metrics(server)
+    for key in (
+        'falaj_serving_fallbacks_total{endpoint="frail",reason="input.invalid",version="1"}',
+        'falaj_serving_requests_total{endpoint="frail",status="400",version="1"}',
+    ):
+        assert now[key] == before.get(key, 0) + 1
 
 
-def test_a_version_that_was_asked_for_has_no_fallback(client: RawClient) -> None:
-    assert ask(client, "frail", whole(7), Falaj_Version="1")[0] == 400
-    assert ask(client, "frail", whole(7), path="/versions/1")[0] == 400
+def test_a_version_that_was_asked_for_has_no_fallback(client: InferenceClient) -> None:
+    assert client.infer("frail", whole(7), Falaj_Version="1")[0] == 400
+    assert client.infer("frail", whole(7), version="1")[0] == 400
 
 
 def test_an_overloaded_version_has_a_fallback(
-    client: RawClient, server: RunningServer, monkeypatch: pytest.MonkeyPatch
+    client: InferenceClient, server: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from falaj.errors import Unavailable
     from falaj.serving.runtime.batch_queue import BatchQueue
@@ -296,7 +343,46 @@ def test_an_overloaded_version_has_a_fallback(
 
     monkeypatch.setattr(BatchQueue, "submit", full)
 
-    status, answer = ask(client, "frail", whole(1))
+    status, answer = client.infer("frail", whole(1))
 
     assert (status, answer["model_version"]) == (200, "2")
     assert answer["parameters"]["fallback_reason"] == "service.unavailable"
+
+
+# ---------------------------------------------------------------------------------------------- streams
+
+
+def test_the_messages_of_a_stream_are_divided_each_by_its_own_key(server: RunningServer) -> None:
+    client = GrpcClient(server)
+    contents = [rows(1, parameters={"customer": key}) for key in range(12)] * 2
+
+    answers = client.stream("parameter", contents)
+    alone = [chosen_version(client, "parameter", content) for content in contents]
+    client.close()
+
+    assert [answer["model_version"] for answer in answers] == alone
+    assert set(alone) == {"1", "2"}
+
+
+def test_the_metadata_of_a_stream_holds_for_its_messages(server: RunningServer) -> None:
+    client = GrpcClient(server)
+
+    named = client.stream("header", [rows(1)] * 4, Falaj_Version="3")
+    keyed = client.stream("header", [rows(1)] * 4, Falaj_Key="customer-7")
+    unknown = client.stream("header", [rows(1)], Falaj_Version="9")
+    client.close()
+
+    assert [answer["model_version"] for answer in named] == ["3"] * 4
+    assert len({answer["model_version"] for answer in keyed}) == 1
+    assert "given '9', allowed a routed version" in unknown[0]
+
+
+def test_the_fallback_answers_single_messages_of_a_stream_in_their_place(server: RunningServer) -> None:
+    client = GrpcClient(server)
+
+    answers = client.stream("frail", [whole(value) for value in (1, 7, 0, 9)])
+    client.close()
+
+    assert [answer["model_version"] for answer in answers] == ["1", "2", "1", "2"]
+    assert [answer["outputs"][0]["data"] for answer in answers] == [[1], [14], [0], [18]]
+    assert answers[1]["parameters"]["fallback_from"] == "1"

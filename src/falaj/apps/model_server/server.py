@@ -99,6 +99,7 @@ class ModelServer:
             admission,
             features or NoFeatureReader(),
             self.metrics,
+            tracer=tracer,
             is_readiness_public=self.access.public_readiness,
         )
         self.dispatch = self._dispatcher.dispatch

@@ -57,6 +57,10 @@ class RateLimits:
         self.buckets: Buckets = LocalBuckets()
         """Those of this process, or those that replicas share."""
 
+    def is_limited(self, endpoint: Endpoint) -> bool:
+        """Tell whether requests for an endpoint are to be counted at all."""
+        return self._limit_of(endpoint) is not None
+
     def require(self, endpoint: Endpoint, caller: str, now: float) -> None:
         """Count a request. Raise RateLimited if the caller has sent too many."""
         limit = self.limit_of(endpoint)

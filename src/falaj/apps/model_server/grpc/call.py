@@ -9,7 +9,7 @@ import time
 import zlib
 from collections.abc import Callable
 from struct import Struct
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from falaj.apps.model_server.connections import too_much_held
 from falaj.apps.model_server.grpc import headers
@@ -17,6 +17,8 @@ from falaj.apps.model_server.grpc.headers import RequestHead
 from falaj.apps.model_server.grpc.http2 import Http2Stream
 from falaj.apps.model_server.grpc.statuses import StatusCode, code_of
 from falaj.apps.model_server.http.exchange import LARGE_RESPONSE_BYTES
+from falaj.apps.model_server.http.responses import HttpResponse
+from falaj.apps.model_server.tracing.spans import RequestTrace
 from falaj.errors import FalajError, Internal, InvalidInput, TooLarge, Unavailable
 from falaj.serving.runtime.batch_queue import QueuedRequest
 
@@ -28,6 +30,8 @@ PREFIX_BYTES = 5
 MAX_TIMEOUT_S = 86_400.0
 INLINE_COMPRESSED_BYTES = 1024
 """Larger compressed messages are decompressed in a thread; bytes may grow a thousandfold."""
+OK_STATUS, GATEWAY_TIMEOUT, CLIENT_CLOSED = 200, 504, 499
+"""The statuses of traces that are answered, whose deadline has passed, and whose client has gone."""
 COMPRESSED_BYTES = range(1024, 256 * 1024)
 """Sizes of answers that are compressed for clients that compress their requests; larger ones would take too long."""
 
@@ -39,47 +43,55 @@ _PREFIX = Struct(">BL")
 _log = logging.getLogger(__name__)
 
 
-class GrpcCall(Http2Stream):
-    """A call with one message in. Those of one method share the handler in `method`."""
+class GrpcFailure(HttpResponse):
+    """An error as the response of a prediction."""
 
-    __slots__ = (
-        *(
-            "_buffer",
-            "_connection",
-            "_timer",
-            "began",
-            "cancelled",
-            "credential",
-            "deadline",
-            "head",
-            "holder",
-        ),
-        *("is_authenticated", "is_complete", "method", "on_stop", "queued", "size"),
-    )
+    error: FalajError
+
+
+class GrpcCall(Http2Stream):
+    """A call with one message in. Those of one method share the handler in `method`.
+
+    A call for inference is the exchange of its prediction. What few calls have is a default of the class.
+    """
+
+    is_unary = True
+    holder = ""
+    """Whose share of held bytes the call counts for: its caller, or the address until the token is checked."""
+    size = 0
+    is_authenticated = True
+    is_complete = False
+    """The request has arrived."""
+    cancelled = False
+    on_stop: Callable[[], None] | None = None
+    queued: QueuedRequest | None = None
+    trace: RequestTrace | None = None
+    deadline: float | None = None
+    """Event loop time after which nobody waits for the answer."""
+    target: Any = None
+    """What the message of an inference names."""
+    request_id = ""
+    _buffer: bytearray | None = None
+    _timer: asyncio.TimerHandle | None = None
 
     def __init__(self, connection: GrpcConnection, ident: int, head: RequestHead, method: Method) -> None:
-        super().__init__(ident)
+        self.id = ident
         self._connection = connection
-        self._buffer: bytearray | None = None
-        self._timer: asyncio.TimerHandle | None = None
         self.head = head
         self.method = method
         self.credential = head.credential or ""
-        self.holder = ""
-        """Whose share of held bytes the call counts for: its caller, or the address until the token is checked."""
-        self.size = 0
-        self.is_authenticated = True
-        self.is_complete = False
-        """The request has arrived."""
-        self.on_stop: Callable[[], None] | None = None
-        self.queued: QueuedRequest | None = None
-        self.cancelled = False
         self.began = time.perf_counter()
-        self.deadline: float | None = None
-        """Event loop time after which nobody waits for the answer."""
         if head.timeout_s is not None:
             self.deadline = connection.loop.time() + min(head.timeout_s, MAX_TIMEOUT_S)
             self._timer = connection.loop.call_at(self.deadline, self._expire)
+
+    @property
+    def call(self) -> GrpcCall:
+        return self
+
+    def header(self, name: bytes) -> bytes | None:
+        """Return metadata that an inference may have."""
+        return self.head.kept.get(name)
 
     # ------------------------------------------------------------------------------------- the request
 
@@ -168,6 +180,29 @@ class GrpcCall(Http2Stream):
 
     # -------------------------------------------------------------------------------------- the answer
 
+    def finish(self, response: HttpResponse) -> None:
+        """Answer with the response of a prediction."""
+        if self.trace is not None:
+            self.trace.end(response.status)
+        if isinstance(response, GrpcFailure):
+            self.fail(response.error)
+        else:
+            extra = headers.literal(b"falaj-logged", b"true") if response.extra else b""
+            self.reply(response.body, extra=extra)
+
+    def reply_packed(self, packed: bytes) -> None:
+        """Answer with frames that are made."""
+        if self.cancelled:
+            return
+        if self.trace is not None:
+            self.trace.end(OK_STATUS)
+        self.cancelled = True  # nothing more is to be done for this call
+        self.queued = None  # it refers to this call: the two would stay until the garbage collector runs
+        if self._timer is not None:
+            self._timer.cancel()
+        self._connection.session.answer_packed(self, packed)
+        self._connection.written()
+
     def reply(self, message: bytes, *, extra: bytes = b"") -> None:
         """Answer with one message; `extra` are more fields of the trailers."""
         if self.cancelled:
@@ -176,6 +211,7 @@ class GrpcCall(Http2Stream):
         if size > LARGE_RESPONSE_BYTES and not self._hold_answer(size):
             return
         self.cancelled = True  # nothing more is to be done for this call
+        self.queued = None  # it refers to this call: the two would stay until the garbage collector runs
         if self._timer is not None:
             self._timer.cancel()
         session = self._connection.session
@@ -211,9 +247,9 @@ class GrpcCall(Http2Stream):
     def fail(self, error: FalajError, *, code: StatusCode | None = None) -> None:
         """Answer with an error."""
         wait_s = error.details.get("retry_after_s")
-        self.finish(code_of(error) if code is None else code, error.message, retry_after_s=wait_s)
+        self.end_with(code_of(error) if code is None else code, error.message, retry_after_s=wait_s)
 
-    def finish(self, code: StatusCode, message: str, *, retry_after_s: float | None = None) -> None:
+    def end_with(self, code: StatusCode, message: str, *, retry_after_s: float | None = None) -> None:
         """End the call with a status."""
         self._stop()
         if self.ended or self.trailers is not None:
@@ -232,6 +268,7 @@ class GrpcCall(Http2Stream):
         self._connection.written()
 
     def was_reset(self) -> None:
+        self._end_traces(CLIENT_CLOSED)
         self._stop()
         self.all_sent()
 
@@ -241,7 +278,12 @@ class GrpcCall(Http2Stream):
         self._connection.stream_ended()
 
     def _expire(self) -> None:
-        self.finish(StatusCode.DEADLINE_EXCEEDED, "the deadline has passed before the answer was there")
+        self._end_traces(GATEWAY_TIMEOUT)
+        self.end_with(StatusCode.DEADLINE_EXCEEDED, "the deadline has passed before the answer was there")
+
+    def _end_traces(self, status: int) -> None:
+        if self.trace is not None:
+            self.trace.end(status)
 
     def _stop(self) -> None:
         """Drop what is still being done for this call."""
@@ -258,7 +300,7 @@ class GrpcCall(Http2Stream):
 class StreamingCall(GrpcCall):
     """A call with any number of messages in and out, answered in their order."""
 
-    __slots__ = ("_answers", "_held", "_taken", "open_messages")
+    is_unary = False
 
     def __init__(self, connection: GrpcConnection, ident: int, head: RequestHead, method: Method) -> None:
         super().__init__(connection, ident, head, method)
@@ -268,6 +310,8 @@ class StreamingCall(GrpcCall):
         """Bytes that a message holds until it is answered."""
         self._taken = 0
         self.open_messages: dict[int, QueuedRequest] = {}
+        self.traces: dict[int, RequestTrace] = {}
+        """Those of messages that are not answered yet."""
 
     @property
     def wants_more(self) -> bool:
@@ -333,6 +377,7 @@ class StreamingCall(GrpcCall):
             return
         self._answers[number] = message
         self.open_messages.pop(number, None)
+        self.traces.pop(number, None)
         while self._answers and (ready := next(iter(self._answers.values()))) is not None:
             first = next(iter(self._answers))
             del self._answers[first]
@@ -351,7 +396,11 @@ class StreamingCall(GrpcCall):
         done = self.is_complete and not self._buffer and not self._answers
         if done and not self.cancelled:
             self._connection.session.start(self)
-            self.finish(StatusCode.OK, "")
+            self.end_with(StatusCode.OK, "")
+
+    def _end_traces(self, status: int) -> None:
+        for trace in self.traces.values():
+            trace.end(status)
 
     def _stop(self) -> None:
         super()._stop()

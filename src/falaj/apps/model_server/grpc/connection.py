@@ -14,10 +14,10 @@ from falaj.apps.model_server.connections import (
     stop_counting,
 )
 from falaj.apps.model_server.grpc.call import GrpcCall
+from falaj.apps.model_server.grpc.frames import ErrorCode
 from falaj.apps.model_server.grpc.headers import RequestHead
 from falaj.apps.model_server.grpc.http2 import (
     MAX_HEAD_BYTES,
-    ErrorCode,
     Http2Limits,
     Http2Session,
     Http2Stream,
@@ -228,9 +228,10 @@ class GrpcConnection(asyncio.Protocol):
         call = method.call(self, ident, head, method)
         if head.status != 200:
             call.refuse_plain(head.status)
-        elif head.two_tokens:
-            self._context.authentication_failed("two_tokens", self._source)
-            call.fail(InvalidInput("the metadata authorization is given twice"))
+        elif head.given_twice is not None:
+            if head.given_twice == b"authorization":
+                self._context.authentication_failed("two_tokens", self._source)
+            call.fail(InvalidInput(f"the metadata {head.given_twice.decode()} is given twice"))
         elif method.is_public:
             call.holder = self._source
         elif head.credential is None:

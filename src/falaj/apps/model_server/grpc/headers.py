@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from enum import Enum
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
@@ -32,7 +33,15 @@ if TYPE_CHECKING:
 
 KEPT = frozenset((b"falaj-version", b"falaj-key", b"traceparent", b"tracestate"))
 """Metadata that the prediction asks for."""
+ONCE = KEPT | {b"authorization"}
 Fields = Iterable[tuple[bytes, bytes]]
+
+
+class NoRequest(Enum):
+    """What a header block is that is not the head of a request."""
+
+    TRAILERS = "fields that a request may end with"
+    MALFORMED = "fields that HTTP/2 does not allow"
 
 
 class RequestHead:
@@ -40,17 +49,20 @@ class RequestHead:
 
     __slots__ = (
         *("accepts_gzip", "credential", "encoding", "kept", "path", "status", "template", "timeout_s"),
-        "two_tokens",
+        "given_twice",
     )
 
     def __init__(self, fields: Fields) -> None:
         """Raise ValueError if the fields are not those of a request of HTTP/2."""
         known = _pseudo_fields(fields)
+        if not known.keys() >= {b":method", b":scheme", b":path"} or not known[b":path"]:
+            raise ValueError("a missing pseudo-header field")
         self.path = known[b":path"]
         self.status = 200 if known[b":method"] == b"POST" else 405
         """The HTTP status of a request that is not one of gRPC, else 200."""
         self.credential: str | None = None
-        self.two_tokens = False
+        self.given_twice = _given_twice(fields)
+        """The metadata that is to be given once, and is not."""
         self.timeout_s: float | None = None
         self.encoding = b"identity"
         self.accepts_gzip = False
@@ -60,7 +72,6 @@ class RequestHead:
         kind = b""
         for name, value in fields:
             if name == b"authorization":
-                self.two_tokens = self.two_tokens or self.credential is not None
                 self.credential = _bearer(value)
             elif name == b"content-type":
                 kind = value
@@ -84,31 +95,38 @@ class HeaderReader:
     def __init__(self, limit: int) -> None:
         self._decoder = hpack.Decoder(max_header_list_size=limit)
         self._table = self._decoder.header_table
-        self._known: dict[bytes, RequestHead | None] = {}
+        self.known: dict[bytes, RequestHead | NoRequest] = {}
+        """What blocks mean while the dynamic table stays as it is."""
 
-    def read(self, block: bytes) -> RequestHead | None:
-        """Return the head of a request; None if it is malformed. Raise HPACKError if the block cannot be decoded."""
+    def read(self, block: bytes) -> RequestHead | NoRequest:
+        """Return the head of a request, or what a block is instead. Raise HPACKError if it cannot be decoded."""
         try:
-            return self._known[block]
+            return self.known[block]
         except KeyError:
             return self._decode(block)
 
-    def _decode(self, block: bytes) -> RequestHead | None:
+    def _decode(self, block: bytes) -> RequestHead | NoRequest:
         entries = self._table.dynamic_entries
         before = (entries[0] if entries else None, len(entries), self._table.maxsize)
         fields = list(self._decoder.decode(block, raw=True))
         after = (entries[0] if entries else None, len(entries), self._table.maxsize)
-        try:
-            head = RequestHead(fields)
-        except ValueError:
-            head = None
+        head = _head_of(fields)
         if before[0] is not after[0] or before[1:] != after[1:]:  # a new entry is a new object
-            self._known.clear()
+            self.known.clear()
         elif len(block) <= CACHED_BLOCK_BYTES:
-            if len(self._known) >= CACHED_BLOCKS:
-                self._known.clear()
-            self._known[block] = head
+            if len(self.known) >= CACHED_BLOCKS:
+                self.known.clear()
+            self.known[block] = head
         return head
+
+
+def _head_of(fields: Fields) -> RequestHead | NoRequest:
+    try:
+        if _pseudo_fields(fields):
+            return RequestHead(fields)
+    except ValueError:
+        return NoRequest.MALFORMED
+    return NoRequest.TRAILERS
 
 
 def literal(name: bytes, value: bytes) -> bytes:
@@ -168,9 +186,16 @@ def _pseudo_fields(fields: Fields) -> dict[bytes, bytes]:
             raise ValueError("a name that HTTP/2 does not have")
         if name == b"te" and value != b"trailers":
             raise ValueError("te allows trailers only")
-    if not known.keys() >= {b":method", b":scheme", b":path"} or not known[b":path"]:
-        raise ValueError("a missing pseudo-header field")
     return known
+
+
+def _given_twice(fields: Fields) -> bytes | None:
+    seen: set[bytes] = set()
+    for name, _ in fields:
+        if name in ONCE and name in seen:
+            return name
+        seen.add(name)
+    return None
 
 
 def _bearer(value: bytes) -> str | None:

@@ -32,7 +32,7 @@ class HealthWatchers:
         status = self._status(service)
         while len(self._watchers) >= MAX_WATCHERS:
             oldest, _, _ = next(iter(self._watchers.values()))
-            oldest.finish(StatusCode.UNAVAILABLE, "too many calls watch the health of this server")
+            oldest.end_with(StatusCode.UNAVAILABLE, "too many calls watch the health of this server")
         self._watchers[id(call)] = (call, service, status)
         call.on_stop = partial(self._forget, call)
         call.send(_answer(status))

@@ -6,69 +6,63 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import IntEnum
 from struct import Struct
 
 import hpack
 
-from falaj.apps.model_server.grpc.headers import OK, RESPONSE, HeaderReader, RequestHead
-
-PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = (
-    range(10)
+from falaj.apps.model_server.grpc.frames import (
+    ACK,
+    CONTINUATION,
+    DATA,
+    DEFAULT_FRAME,
+    DEFAULT_WINDOW,
+    END_HEADERS,
+    END_STREAM,
+    FRAME,
+    FRAME_BYTES,
+    GOAWAY,
+    HAS_PRIORITY,
+    HEADERS,
+    MAX_FRAME,
+    MAX_WINDOW,
+    PADDED,
+    PING,
+    PREFACE,
+    RST_STREAM,
+    SETTING,
+    SETTINGS,
+    WINDOW_UPDATE,
+    WORD,
+    ConnectionFault,
+    ErrorCode,
+    Setting,
+    frame,
+    frame_start,
+    require_size,
+    without_padding,
 )
-END_STREAM = ACK = 0x1
-END_HEADERS, PADDED, HAS_PRIORITY = 0x4, 0x8, 0x20
-FRAME_BYTES = 9
-DEFAULT_WINDOW, MAX_WINDOW = 65_535, 2**31 - 1
-DEFAULT_FRAME, MAX_FRAME = 16_384, 2**24 - 1
+from falaj.apps.model_server.grpc.headers import OK, RESPONSE, HeaderReader, NoRequest, RequestHead
+
 SENT_FRAME = 65_536
 """Largest frame that is sent, where the client allows it."""
 MAX_HEAD_BYTES = 16_384
 MAX_CONTINUATIONS = 32
 """Frames of one header block."""
+MAX_CUT = 1024
+"""Streams that were reset of which a connection is remembered to have had frames on the way."""
 PATIENCE = 2000.0
 PATIENCE_PER_S = 100.0
 PATIENCE_PER_ANSWER = 8.0
 """Frames that cost a client nothing (pings, settings, resets, empty data …) use up patience; time and answers
 restore it. Without any, the connection ends: so are floods of such frames and rapid resets (CVE-2023-44487) bounded."""
+BEFORE_MESSAGE, AFTER_MESSAGE = 2 * FRAME_BYTES + len(RESPONSE), FRAME_BYTES + len(OK)
+"""Bytes around the message in a packed answer."""
 
-_FRAME = Struct(">HBBBL")
-_WORD = Struct(">L")
-_SETTING = Struct(">HL")
-
-
-class ErrorCode(IntEnum):
-    """Reasons to end a stream or a connection (RFC 9113, section 7)."""
-
-    NO_ERROR = 0
-    PROTOCOL_ERROR = 1
-    INTERNAL_ERROR = 2
-    FLOW_CONTROL_ERROR = 3
-    STREAM_CLOSED = 5
-    FRAME_SIZE_ERROR = 6
-    REFUSED_STREAM = 7
-    CANCEL = 8
-    COMPRESSION_ERROR = 9
-    ENHANCE_YOUR_CALM = 11
-
-
-class Setting(IntEnum):
-    HEADER_TABLE_SIZE = 1
-    ENABLE_PUSH = 2
-    MAX_CONCURRENT_STREAMS = 3
-    INITIAL_WINDOW_SIZE = 4
-    MAX_FRAME_SIZE = 5
-    MAX_HEADER_LIST_SIZE = 6
-
-
-class ConnectionFault(Exception):
-    """The client broke a rule of HTTP/2 in a way that ends the connection."""
-
-    def __init__(self, code: ErrorCode, words: str) -> None:
-        super().__init__(words)
-        self.code = code
-        self.words = words
+_NOTHING = bytearray()
+_START = Struct(f">5sL{len(RESPONSE)}sHBBBL")
+_END = Struct(f">5sL{len(OK)}s")
+_HEAD = frame_start(HEADERS, END_HEADERS, len(RESPONSE))
+_TAIL = frame_start(HEADERS, END_HEADERS | END_STREAM, len(OK))
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,20 +79,19 @@ class Http2Limits:
 class Http2Stream(ABC):
     """A stream of a connection: a request that arrives in parts, and a response that leaves as windows allow."""
 
-    __slots__ = ("ended", "id", "receive_window", "remote_ended", "started", "trailers", "unsent", "window")
+    window = 0
+    receive_window = 0
+    remote_ended = False
+    """The client has sent all of its request."""
+    started = False
+    """The head of the response is sent."""
+    ended = False
+    """The stream is closed on both sides, or was reset."""
+    unsent = _NOTHING
+    trailers: bytes | None = None
 
     def __init__(self, ident: int) -> None:
         self.id = ident
-        self.window = 0
-        self.receive_window = 0
-        self.remote_ended = False
-        """The client has sent all of its request."""
-        self.started = False
-        """The head of the response is sent."""
-        self.ended = False
-        """The stream is closed on both sides, or was reset."""
-        self.unsent = bytearray()
-        self.trailers: bytes | None = None
 
     @abstractmethod
     def received(self, data: bytes, *, ended: bool) -> None:
@@ -151,11 +144,14 @@ class Http2Session:
         self._stream_window = DEFAULT_WINDOW
         self._frame_bytes = DEFAULT_FRAME
         self._receive_window = limits.connection_window
+        self._whole_bytes = min(limits.frame_bytes, limits.stream_window)
         self._block = bytearray()
         self._block_of: tuple[int, int] | None = None
         self._continuations = 0
         self._declared_table = False
         self._blocked: dict[int, Http2Stream] = {}
+        self._cut: dict[int, None] = {}
+        """Streams that we have reset: frames may come that the client sent before it knew."""
         self._patience, self._patience_at = PATIENCE, clock()
         self._handlers = (
             *(self._on_data, self._on_headers, self._on_priority, self._on_reset, self._on_settings),
@@ -173,8 +169,8 @@ class Http2Session:
             Setting.MAX_FRAME_SIZE: limits.frame_bytes,
             Setting.MAX_HEADER_LIST_SIZE: limits.head_bytes,
         }
-        body = b"".join(_SETTING.pack(name, value) for name, value in settings.items())
-        more = _WORD.pack(limits.connection_window - DEFAULT_WINDOW)
+        body = b"".join(SETTING.pack(name, value) for name, value in settings.items())
+        more = WORD.pack(limits.connection_window - DEFAULT_WINDOW)
         self._write(frame(SETTINGS, 0, 0, body) + frame(WINDOW_UPDATE, 0, 0, more))
 
     def feed(self, data: bytes) -> None:
@@ -185,7 +181,7 @@ class Http2Session:
             if not self._read_preface(data):
                 return
             data = data[len(PREFACE) :]
-        at, end, unpack, limit = 0, len(data), _FRAME.unpack_from, self.limits.frame_bytes
+        at, end, unpack, limit = 0, len(data), FRAME.unpack_from, self.limits.frame_bytes
         try:
             while end - at >= FRAME_BYTES and not (self.closed or self.held):
                 high, low, kind, flags, ident = unpack(data, at)
@@ -198,7 +194,9 @@ class Http2Session:
                 if stop > end:
                     break
                 at = stop
-                if kind < len(self._handlers):
+                if kind == HEADERS and flags == END_HEADERS and ident & 1:
+                    at = self._take_request(data, body, stop, ident)
+                elif kind < len(self._handlers):
                     self._handlers[kind](flags, ident & MAX_WINDOW, data[body:stop])
                 else:
                     self._charge()
@@ -227,13 +225,37 @@ class Http2Session:
         self._rest = b"" if self._is_prefaced else data
         return self._is_prefaced
 
+    def _take_request(self, data: bytes, body: int, stop: int, ident: int) -> int:
+        """Open the stream of a header block; take the whole request if one frame with all of it follows, as usual.
+
+        Return where the next frame begins.
+        """
+        block, start = data[body:stop], stop + FRAME_BYTES
+        head = self._heads.known.get(block)
+        if ident > MAX_WINDOW or len(data) < start or not isinstance(head, RequestHead):
+            self._on_block(END_HEADERS, ident & MAX_WINDOW, block)
+            return stop
+        high, low, kind, flags, owner = FRAME.unpack_from(data, stop)
+        size: int = high << 8 | low
+        is_whole = (kind, flags, owner) == (DATA, END_STREAM, ident) and size <= self._whole_bytes
+        if not is_whole or len(data) < start + size or not self._may_open(ident):
+            self._on_block(END_HEADERS, ident, block)
+            return stop
+        stream = self._open(ident, head)
+        if self.held:
+            return stop
+        self._receive(size)
+        stream.remote_ended = True
+        stream.received(data[start : start + size], ended=True)
+        return start + size
+
     def _on_headers(self, flags: int, ident: int, body: bytes) -> None:
         if not ident & 1:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"stream {ident} is not a client's")
         if flags & PADDED:
-            body = _without_padding(body)
+            body = without_padding(body)
         if flags & HAS_PRIORITY:
-            if len(body) < 5 or _WORD.unpack_from(body)[0] & MAX_WINDOW == ident:
+            if len(body) < 5 or WORD.unpack_from(body)[0] & MAX_WINDOW == ident:
                 raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "HEADERS with a wrong priority")
             body = body[5:]
         if flags & END_HEADERS:
@@ -262,33 +284,39 @@ class Http2Session:
         except (hpack.HPACKError, ValueError, IndexError):
             raise ConnectionFault(ErrorCode.COMPRESSION_ERROR, "a header block cannot be decoded") from None
         if ident <= self._last:
-            self._on_trailers(flags, ident, is_request=head is not None)
+            self._on_trailers(flags, ident, head)
             return
-        self._last = ident
-        if self.going_away or len(self.streams) >= self.limits.streams:
+        if isinstance(head, NoRequest) or not self._may_open(ident):
+            self._last = ident
             self._charge()
-            self._reset(ident, ErrorCode.REFUSED_STREAM)
-        elif head is None:
-            self._charge()
-            self._reset(ident, ErrorCode.PROTOCOL_ERROR)
-        else:
-            stream = self._open_stream(ident, head)
-            stream.window, stream.receive_window = self._stream_window, self.limits.stream_window
-            if not stream.ended:
-                self.streams[ident] = stream
-            if flags & END_STREAM:
-                stream.remote_ended = True
-                stream.received(b"", ended=True)
+            is_malformed = isinstance(head, NoRequest)
+            self._cut_off(ident, ErrorCode.PROTOCOL_ERROR if is_malformed else ErrorCode.REFUSED_STREAM)
+            return
+        stream = self._open(ident, head)
+        if flags & END_STREAM:
+            stream.remote_ended = True
+            stream.received(b"", ended=True)
 
-    def _on_trailers(self, flags: int, ident: int, *, is_request: bool) -> None:
+    def _may_open(self, ident: int) -> bool:
+        return ident > self._last and not self.going_away and len(self.streams) < self.limits.streams
+
+    def _open(self, ident: int, head: RequestHead) -> Http2Stream:
+        self._last = ident
+        stream = self._open_stream(ident, head)
+        stream.window, stream.receive_window = self._stream_window, self.limits.stream_window
+        if not stream.ended:
+            self.streams[ident] = stream
+        return stream
+
+    def _on_trailers(self, flags: int, ident: int, head: RequestHead | NoRequest) -> None:
         stream = self.streams.get(ident)
         if stream is None:
-            if is_request:
+            if isinstance(head, RequestHead) or ident not in self._cut:
                 raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"stream {ident} is lower than one before")
-            self._charge()  # it may have been sent before our end of the stream arrived
+            self._charge()
         elif stream.remote_ended:
             self._stream_fault(stream, ErrorCode.STREAM_CLOSED)
-        elif is_request or not flags & END_STREAM:
+        elif head is not NoRequest.TRAILERS or not flags & END_STREAM:
             self._stream_fault(stream, ErrorCode.PROTOCOL_ERROR)
         else:
             stream.remote_ended = True
@@ -296,15 +324,15 @@ class Http2Session:
 
     def _on_data(self, flags: int, ident: int, body: bytes) -> None:
         size = len(body)
-        self._receive_window -= size
-        if self._receive_window < 0:
-            raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "more data than the window of the connection")
-        if self._receive_window < self.limits.connection_window >> 1:
-            self._grant_connection()
+        self._receive(size)
+        if flags & PADDED:
+            body = without_padding(body)
         stream = self.streams.get(ident)
         if stream is None:
             self._require_known(ident, "DATA")
             self._charge()
+            if ident not in self._cut:
+                self._reset(ident, ErrorCode.STREAM_CLOSED)
             return
         if stream.remote_ended:
             self._stream_fault(stream, ErrorCode.STREAM_CLOSED)
@@ -313,8 +341,6 @@ class Http2Session:
         if stream.receive_window < 0:
             self._stream_fault(stream, ErrorCode.FLOW_CONTROL_ERROR)
             return
-        if flags & PADDED:
-            body = _without_padding(body)
         if flags & END_STREAM:
             stream.remote_ended = True
             stream.received(body, ended=True)
@@ -325,23 +351,31 @@ class Http2Session:
         if stream.receive_window < self.limits.stream_window >> 1:
             self.grant(stream)
 
+    def _receive(self, size: int) -> None:
+        """Count data that has arrived, whatever its stream."""
+        self._receive_window -= size
+        if self._receive_window < 0:
+            raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "more data than the window of the connection")
+        if self._receive_window < self.limits.connection_window >> 1:
+            self._grant_connection()
+
     def grant(self, stream: Http2Stream) -> None:
         """Let the client send more of a request, if the stream takes more."""
         missing = self.limits.stream_window - stream.receive_window
         if missing and not (stream.ended or stream.remote_ended) and stream.wants_more:
             stream.receive_window += missing
-            self._write(frame(WINDOW_UPDATE, 0, stream.id, _WORD.pack(missing)))
+            self._write(frame(WINDOW_UPDATE, 0, stream.id, WORD.pack(missing)))
 
     def _grant_connection(self) -> None:
         missing = self.limits.connection_window - self._receive_window
         self._receive_window += missing
-        self._write(frame(WINDOW_UPDATE, 0, 0, _WORD.pack(missing)))
+        self._write(frame(WINDOW_UPDATE, 0, 0, WORD.pack(missing)))
 
     def _on_priority(self, _flags: int, ident: int, body: bytes) -> None:
         if not ident:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "PRIORITY without a stream")
         self._charge()
-        if len(body) != 5 or _WORD.unpack_from(body)[0] & MAX_WINDOW == ident:
+        if len(body) != 5 or WORD.unpack_from(body)[0] & MAX_WINDOW == ident:
             code = ErrorCode.PROTOCOL_ERROR if len(body) == 5 else ErrorCode.FRAME_SIZE_ERROR
             stream = self.streams.get(ident)
             if stream is None:
@@ -349,7 +383,7 @@ class Http2Session:
             self._stream_fault(stream, code)
 
     def _on_reset(self, _flags: int, ident: int, body: bytes) -> None:
-        _require_size("RST_STREAM", body, 4)
+        require_size("RST_STREAM", body, 4)
         self._require_known(ident, "RST_STREAM")
         self._charge()
         stream = self.streams.get(ident)
@@ -361,16 +395,16 @@ class Http2Session:
         if ident:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "SETTINGS on a stream")
         if flags & ACK:
-            _require_size("the acknowledgement of SETTINGS", body, 0)
+            require_size("the acknowledgement of SETTINGS", body, 0)
             if not self.is_greeted:
                 raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "the first frame must be SETTINGS")
             return
-        if len(body) % _SETTING.size:
+        if len(body) % SETTING.size:
             raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "SETTINGS with a wrong size")
         if self.is_greeted:
             self._charge()
         self.is_greeted, self._expected = True, None
-        for name, value in _SETTING.iter_unpack(body):
+        for name, value in SETTING.iter_unpack(body):
             self._set(name, value)
         self._write(frame(SETTINGS, ACK, 0))
         self._send_blocked()
@@ -395,7 +429,7 @@ class Http2Session:
         raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "PUSH_PROMISE from a client")
 
     def _on_ping(self, flags: int, ident: int, body: bytes) -> None:
-        _require_size("PING", body, 8)
+        require_size("PING", body, 8)
         if ident:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "PING on a stream")
         self._charge()
@@ -410,8 +444,8 @@ class Http2Session:
         self._charge()
 
     def _on_window_update(self, _flags: int, ident: int, body: bytes) -> None:
-        _require_size("WINDOW_UPDATE", body, 4)
-        more = _WORD.unpack(body)[0] & MAX_WINDOW
+        require_size("WINDOW_UPDATE", body, 4)
+        more = WORD.unpack(body)[0] & MAX_WINDOW
         self._charge()
         if not ident:
             self.window += more
@@ -450,17 +484,25 @@ class Http2Session:
 
     def answer(self, stream: Http2Stream, message: bytes, *, head: bytes = RESPONSE, end: bytes = OK) -> None:
         """Send a whole response: its head, one message and its trailers."""
-        size, ident = len(message), stream.id
-        fits = size <= stream.window and size <= self.window and size <= self._frame_bytes
-        if fits and self._declared_table and head is RESPONSE and end is OK and not stream.started:
-            self.window -= size
-            start = _START.pack(_HEAD, ident, RESPONSE, size >> 8, size & 255, DATA, 0, ident)
-            self._write(start + message + _END.pack(_TAIL, ident, OK))
-            self._sent_end(stream)
+        if head is RESPONSE and end is OK and len(message) <= self._frame_bytes:
+            self.answer_packed(stream, pack_answer(stream.id, message))
             return
         self.start(stream, head)
         self.send(stream, message)
         self.end(stream, end)
+
+    def answer_packed(self, stream: Http2Stream, packed: bytes) -> None:
+        """Send a whole response whose frames are made: at once if the client's windows allow it, else in parts."""
+        size = len(packed) - BEFORE_MESSAGE - AFTER_MESSAGE
+        fits = size <= stream.window and size <= self.window and size <= self._frame_bytes
+        if fits and self._declared_table and not stream.started:
+            self.window -= size
+            self._write(packed)
+            self._sent_end(stream)
+            return
+        self.start(stream)
+        self.send(stream, packed[BEFORE_MESSAGE:-AFTER_MESSAGE])
+        self.end(stream, OK)
 
     def start(self, stream: Http2Stream, head: bytes = RESPONSE) -> None:
         """Send the head of a response."""
@@ -470,7 +512,10 @@ class Http2Session:
 
     def send(self, stream: Http2Stream, data: bytes) -> None:
         """Send a part of a response, or keep it until the client's windows allow it."""
-        stream.unsent += data
+        if stream.unsent:
+            stream.unsent += data
+        else:
+            stream.unsent = bytearray(data)
         self._send_some(stream)
 
     def end(self, stream: Http2Stream, trailers: bytes) -> None:
@@ -487,19 +532,19 @@ class Http2Session:
     def stream_reset(self, stream: Http2Stream, code: ErrorCode) -> None:
         """End a stream on both sides."""
         self._forget(stream)
-        self._reset(stream.id, code)
+        self._cut_off(stream.id, code)
 
     def go_away(self) -> None:
         """Accept no more requests; those that are open are still answered."""
         if not self.going_away and not self.closed:
             self.going_away = True
-            self._write(frame(GOAWAY, 0, 0, _WORD.pack(self._last) + _WORD.pack(ErrorCode.NO_ERROR)))
+            self._write(frame(GOAWAY, 0, 0, WORD.pack(self._last) + WORD.pack(ErrorCode.NO_ERROR)))
 
     def fail(self, code: ErrorCode, words: str) -> None:
         """End the connection and say why."""
         if not self.closed:
             self.closed = True
-            body = _WORD.pack(self._last) + _WORD.pack(code) + words.encode()
+            body = WORD.pack(self._last) + WORD.pack(code) + words.encode()
             self._write(frame(GOAWAY, 0, 0, body))
 
     def resume_writing(self) -> None:
@@ -546,7 +591,7 @@ class Http2Session:
 
     def _sent_end(self, stream: Http2Stream) -> None:
         if not stream.remote_ended:
-            self._reset(stream.id, ErrorCode.NO_ERROR)
+            self._cut_off(stream.id, ErrorCode.NO_ERROR)
         self._patience += PATIENCE_PER_ANSWER
         self._forget(stream)
         stream.all_sent()
@@ -561,28 +606,19 @@ class Http2Session:
         self.streams.pop(stream.id, None)
         self._blocked.pop(stream.id, None)
 
+    def _cut_off(self, ident: int, code: ErrorCode) -> None:
+        """Reset a stream that the client may still write to until it knows."""
+        self._cut[ident] = None
+        if len(self._cut) > MAX_CUT:
+            del self._cut[next(iter(self._cut))]
+        self._reset(ident, code)
+
     def _reset(self, ident: int, code: ErrorCode) -> None:
-        self._write(frame(RST_STREAM, 0, ident, _WORD.pack(code)))
+        self._write(frame(RST_STREAM, 0, ident, WORD.pack(code)))
 
 
-_HEAD = _FRAME.pack(len(RESPONSE) >> 8, len(RESPONSE) & 255, HEADERS, END_HEADERS, 0)[:5]
-_TAIL = _FRAME.pack(len(OK) >> 8, len(OK) & 255, HEADERS, END_HEADERS | END_STREAM, 0)[:5]
-_START = Struct(f">5sL{len(RESPONSE)}sHBBBL")
-_END = Struct(f">5sL{len(OK)}s")
-
-
-def frame(kind: int, flags: int, stream: int, body: bytes = b"") -> bytes:
-    """Return a frame."""
-    size = len(body)
-    return _FRAME.pack(size >> 8, size & 255, kind, flags, stream) + body
-
-
-def _without_padding(body: bytes) -> bytes:
-    if not body or body[0] >= len(body):
-        raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "padding exceeds its frame")
-    return body[1 : len(body) - body[0]]
-
-
-def _require_size(name: str, body: bytes, size: int) -> None:
-    if len(body) != size:
-        raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, f"{name} has {len(body)} bytes, allowed {size}")
+def pack_answer(stream: int, message: bytes) -> bytes:
+    """Return the frames of a whole response: its head, one message and its trailers."""
+    size = len(message)
+    start = _START.pack(_HEAD, stream, RESPONSE, size >> 8, size & 255, DATA, 0, stream)
+    return start + message + _END.pack(_TAIL, stream, OK)

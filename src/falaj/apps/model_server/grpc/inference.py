@@ -11,30 +11,22 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy.typing as npt
 
-from falaj.apps.model_server.grpc import headers
-from falaj.apps.model_server.grpc.call import GrpcCall, StreamingCall
+from falaj.apps.model_server.grpc.answers import InferWriter, bytes_field, notes_of, parameter
+from falaj.apps.model_server.grpc.call import GrpcCall, GrpcFailure, StreamingCall
 from falaj.apps.model_server.grpc.messages import ModelStreamInferResponse
 from falaj.apps.model_server.grpc.statuses import http_status_of
-from falaj.apps.model_server.grpc.tensors import (
-    InferWriter,
-    bytes_field,
-    model_path,
-    notes_of,
-    parameter,
-    parse_infer,
-    read_infer,
-    template_of,
-)
+from falaj.apps.model_server.grpc.tensors import model_path, parse_infer, read_infer, template_of
 from falaj.apps.model_server.http.responses import HttpResponse
 from falaj.apps.model_server.inference.dispatch import LARGE_BODY_BYTES, LARGE_LOOKUP_BYTES
 from falaj.apps.model_server.inference.paths import PathKind, PathTarget
 from falaj.apps.model_server.inference.prediction import Prediction, prepare_request
 from falaj.apps.model_server.inference.protocol import InferRequest, OutputSelection
 from falaj.apps.model_server.metrics import ServerMetrics
-from falaj.apps.model_server.tracing.spans import RequestTrace
+from falaj.apps.model_server.tracing.spans import RequestTrace, Tracer
 from falaj.errors import FalajError, Internal, RateLimited
 from falaj.serving.dependencies import Admission, FeatureReader
 from falaj.serving.runtime.batch_queue import BatchQueue, QueuedRequest
+from falaj.serving.runtime.metering import last_run_ns
 
 if TYPE_CHECKING:
     from falaj.apps.model_server.grpc.service import GrpcService
@@ -53,6 +45,8 @@ class InferTarget(NamedTuple):
     path: PathTarget
     name: bytes
     writers: dict[str, InferWriter]
+    is_limited: bool
+    """Callers may send so many requests a second."""
 
 
 class TemplateFacts(NamedTuple):
@@ -66,25 +60,19 @@ class TemplateFacts(NamedTuple):
     endpoint: str
 
 
-class GrpcFailure(HttpResponse):
-    """An error as the response of a prediction."""
+class StreamedMessage:
+    """One of the messages of a stream, and its answer: the exchange of its prediction."""
 
-    error: FalajError
+    __slots__ = ("_number", "began", "call", "request_id", "size", "target", "trace")
 
+    is_unary = False
 
-class MessageExchange:
-    """A message for inference, and its answer: the only one of a call, or one of many in a stream."""
-
-    __slots__ = ("_number", "began", "call", "ident", "size", "target", "trace")
-
-    def __init__(
-        self, call: GrpcCall, number: int | None, target: InferTarget, ident: str, size: int
-    ) -> None:
+    def __init__(self, call: StreamingCall, size: int) -> None:
         self.call = call
-        self._number = number
-        self.target = target
-        self.ident = ident
-        self.began = call.began if number is None else time.perf_counter()
+        self._number = call.expect_answer()
+        self.target: Any = None
+        self.request_id = ""
+        self.began = time.perf_counter()
         self.size = size
         self.trace: RequestTrace | None = None
 
@@ -94,70 +82,119 @@ class MessageExchange:
 
     @property
     def queued(self) -> QueuedRequest | None:
-        return self.call.queued
+        return self.call.open_messages.get(self._number)
 
     @queued.setter
     def queued(self, prediction: QueuedRequest | None) -> None:
-        if self._number is None or not isinstance(self.call, StreamingCall):
-            self.call.queued = prediction
-        elif prediction is not None:
+        if prediction is not None:
             self.call.open_messages[self._number] = prediction
-
-    @property
-    def is_streamed(self) -> bool:
-        return self._number is not None
+        if self.trace is not None:
+            self.call.traces[self._number] = self.trace
 
     def header(self, name: bytes) -> bytes | None:
-        return self.call.head.kept.get(name)
+        return self.call.header(name)
 
     def finish(self, response: HttpResponse) -> None:
+        if self.trace is not None:
+            self.trace.end(response.status)
         if isinstance(response, GrpcFailure):
-            _answer(self.call, self._number, self.ident, None, response.error)
+            self.fail(response.error)
         else:
-            extra = headers.literal(b"falaj-logged", b"true") if response.extra else b""
-            _answer(self.call, self._number, self.ident, response.body, None, extra)
+            self.call.answer(self._number, bytes_field(2, response.body))
+
+    def fail(self, error: FalajError) -> None:
+        response = ModelStreamInferResponse(error_message=error.message)
+        response.infer_response.id = self.request_id
+        self.call.answer(self._number, response.SerializeToString())
+
+
+MessageExchange = GrpcCall | StreamedMessage
+"""A message for inference and its answer."""
 
 
 class GrpcPrediction(Prediction):
     """A prediction whose response is a message of gRPC."""
 
-    __slots__ = ()
+    packed: bytes | None = None
+    """The frames of an answer of one row."""
 
     def render(self, outputs: Sequence[Array]) -> None:
-        self.name = self._responder.next_id()
-        self._write(outputs)
+        if self.exchange.trace is not None:
+            self.exchange.trace.ran(self.queue.model.version, last_run_ns())
+        if not self.render_batch((self,), outputs):
+            self.name = self._responder.next_id()
+            self._write(outputs)
 
     def answer(self, outputs: Sequence[Array]) -> None:
         self._write(outputs)
 
     def render_batch(self, batch: Sequence[Any], outputs: Sequence[Array]) -> bool:
-        return False
+        """Pack the answers of a batch at once, if each has one row and nothing of its own but an id."""
+        responder, version = self._responder, self.queue.model.version
+        packer = self.exchange.target.writers[version].rows  # type: ignore[attr-defined]
+        if packer is None or len(outputs[0]) != len(batch):
+            return False
+        for request in batch:
+            if type(request) is not GrpcPrediction or request._responder is not responder:
+                return False
+            if not (request._is_plain and request.exchange.is_unary) or request.is_logged_first:  # type: ignore[attr-defined]
+                return False
+        rows = packer.rows(outputs)
+        if rows is None:
+            return False
+        next_id, pack = responder.next_id, packer.pack
+        for request, row in zip(batch, rows, strict=True):
+            request.name = ident = next_id()
+            request.packed = pack(request.exchange.id, ident, row)
+        if RequestTrace.started:
+            for request in batch:
+                if request.exchange.trace is not None:
+                    request.exchange.trace.ran(version, last_run_ns())
+        return True
+
+    def complete(self, error: FalajError | None) -> None:
+        if self.packed is None or error is not None:
+            super().complete(error)
+        elif not self.cancelled:
+            call = cast(GrpcCall, self.exchange)
+            self._responder.metrics.count(200, time.perf_counter() - call.began, rows=1)
+            call.reply_packed(self.packed)
 
     def _write(self, outputs: Sequence[Array]) -> None:
         exchange = cast(MessageExchange, self.exchange)
         notes = notes_of(self.notes) if self.notes else b""
-        if exchange.is_streamed:
+        if not exchange.is_unary:
             notes += FINAL
-        writer = exchange.target.writers[self.queue.model.version]
+        writer: InferWriter = exchange.target.writers[self.queue.model.version]
         message = writer.write(self.request_facts[1], self.name, outputs, self.selection, notes=notes)
         self.response = HttpResponse(200, message)
 
     def _failure(self, error: FalajError) -> HttpResponse:
-        failure = GrpcFailure(http_status_of(error), b"")
-        failure.error = error
-        return failure
+        return failure_of(error)
+
+
+def failure_of(error: FalajError) -> GrpcFailure:
+    failure = GrpcFailure(http_status_of(error), b"")
+    failure.error = error
+    return failure
 
 
 class InferenceCalls:
     """Handles calls for inference. Used on the event loop only."""
 
     def __init__(
-        self, service: GrpcService, admission: Admission, features: FeatureReader, metrics: ServerMetrics
+        self,
+        service: GrpcService,
+        admission: Admission,
+        features: FeatureReader,
+        metrics: ServerMetrics,
+        tracer: Tracer | None,
     ) -> None:
         self._service = service
         self._admission = admission
         self._features = features
         self._metrics = metrics
+        self._tracer = tracer
         self._targets: dict[tuple[str, str], InferTarget] = {}
         self._generation = 0
 
@@ -174,72 +211,81 @@ class InferenceCalls:
             if array is not None:
                 self._repeat(call, data, template.facts, array)
                 return
-        self._infer(call, data, None)
+        self._infer(call, data)
 
     def stream_infer(self, call: GrpcCall, data: bytes) -> None:
         """Answer a message of ModelStreamInfer."""
         if isinstance(call, StreamingCall):
-            self._infer(call, data, call.expect_answer())
+            self._infer(StreamedMessage(call, len(data)), data)
 
     def _repeat(self, call: GrpcCall, data: bytes, facts: TemplateFacts, array: Array) -> None:
         """Queue a request that differs from an earlier one in its values only."""
+        target = facts.target
         try:
-            caller = self._admission.admit(call.credential, facts.target.path.endpoint, data)
+            caller = self._admission.admit(call.credential, target.path.endpoint, data)
         except FalajError:
             caller = None
         if caller is None:  # to be decided anew
-            self._infer(call, data, None)
+            self._infer(call, data)
             return
-        exchange = MessageExchange(call, None, facts.target, facts.request, len(data))
+        call.target = target
+        if self._tracer is not None:
+            self._start_trace(call, self._tracer)
         request_facts = (facts.endpoint, facts.request, caller)
-        responders = facts.target.path.responders
-        made = GrpcPrediction(
-            exchange, facts.queue, (array,), request_facts, responders, facts.selection, b""
-        )
+        responders, queue = target.path.responders, facts.queue
+        made = GrpcPrediction(call, queue, (array,), request_facts, responders, facts.selection, b"")
         made.deadline = call.deadline
-        self._submit(exchange, made)
+        if call.trace is not None:
+            call.trace.version, call.trace.prepared = queue.model.version, time.perf_counter_ns()
+        self._submit(call, made)
+
+    def _start_trace(self, exchange: MessageExchange, tracer: Tracer) -> None:
+        """Trace a request, if its metadata or chance says so."""
+        endpoint = exchange.target.path.endpoint or ""
+        exchange.trace = tracer.start(endpoint, exchange.began, exchange.header(b"traceparent"))
 
     # ------------------------------------------------------------------------------------ step by step
 
-    def _infer(self, call: GrpcCall, data: bytes, number: int | None) -> None:
+    def _infer(self, exchange: MessageExchange, data: bytes) -> None:
         if len(data) > LARGE_BODY_BYTES:
-            done = partial(self._parsed_apart, call, data, number)
+            done = partial(self._parsed_apart, exchange, data)
             self._service.run_any_apart(partial(parse_infer, data), done)
             return
         try:
             message = parse_infer(data)
         except FalajError as error:
-            self._refuse(call, number, "", error)
+            self._refuse(exchange, error)
         else:
-            self._admit(call, data, number, message)
+            self._admit(exchange, data, message)
 
-    def _parsed_apart(self, call: GrpcCall, data: bytes, number: int | None, future: Future[Any]) -> None:
-        if call.cancelled:
+    def _parsed_apart(self, exchange: MessageExchange, data: bytes, future: Future[Any]) -> None:
+        if exchange.cancelled:
             return
         try:
             message = future.result()
         except FalajError as error:
-            self._refuse(call, number, "", error)
+            self._refuse(exchange, error)
         else:
-            self._admit(call, data, number, message)
+            self._admit(exchange, data, message)
 
-    def _admit(self, call: GrpcCall, data: bytes, number: int | None, message: Any) -> None:
-        target = self._target(message.model_name, message.model_version)
+    def _admit(self, exchange: MessageExchange, data: bytes, message: Any) -> None:
+        exchange.target = target = self._target(message.model_name, message.model_version)
+        exchange.request_id = message.id
         self._service.admit(
-            call,
+            exchange.call,
             data,
             target.path,
             target.name,
-            partial(self._prepare, call, data, number, message, target),
-            refuse=partial(self._refuse, call, number, message.id),
+            partial(self._prepare, exchange, data, message),
+            refuse=partial(self._refuse, exchange),
         )
 
-    def _prepare(
-        self, call: GrpcCall, data: bytes, number: int | None, message: Any, target: InferTarget, caller: str
-    ) -> None:
+    def _prepare(self, exchange: MessageExchange, data: bytes, message: Any, caller: str) -> None:
         """Check the tensors of an admitted request: in a thread if that may take long."""
-        looks_up = target.path.served is not None and target.path.served.joins
-        exchange = MessageExchange(call, number, target, message.id, len(data))
+        served = exchange.target.path.served
+        looks_up = served is not None and served.joins
+        if self._tracer is not None:
+            self._start_trace(exchange, self._tracer)
         work = partial(self._prediction, exchange, data, message, caller)
         if len(data) > (LARGE_LOOKUP_BYTES if looks_up else LARGE_BODY_BYTES):
             self._service.run_any_apart(work, partial(self._prepared, exchange))
@@ -257,7 +303,7 @@ class InferenceCalls:
         made = prepare_request(request, exchange, path, caller, self._features, make=GrpcPrediction)
         if call.deadline is not None:
             made.deadline = min(call.deadline, made.deadline or call.deadline)
-        if made.response is None and not exchange.is_streamed and _is_repeatable(request, path, made):
+        if made.response is None and exchange.is_unary and _is_repeatable(request, path, made):
             facts = TemplateFacts(
                 self._generation, target, made.queue, made.selection, request.id, made.request_facts[0]
             )
@@ -280,17 +326,16 @@ class InferenceCalls:
             error = Internal("internal error; see the log of the server")
         metrics = self._metrics.of_version(exchange.target.path.endpoint or "", "")
         metrics.count(http_status_of(error), time.perf_counter() - exchange.began)
-        failure = GrpcFailure(http_status_of(error), b"")
-        failure.error = error
-        exchange.finish(failure)
+        exchange.finish(failure_of(error))
 
     def _submit(self, exchange: MessageExchange, made: Prediction) -> None:
         if exchange.cancelled:
             return
-        served = exchange.target.path.served
-        if served is not None:
+        if exchange.target.is_limited:
             try:
-                self._service.rates.require(served.endpoint, made.caller, time.monotonic())
+                self._service.rates.require(
+                    exchange.target.path.served.endpoint, made.caller, time.monotonic()
+                )
             except RateLimited as error:  # no other version answers instead
                 self._failed(exchange, error)
                 return
@@ -303,9 +348,9 @@ class InferenceCalls:
         except FalajError as error:  # a full queue counts as an error of this version
             made.complete(error)
 
-    def _refuse(self, call: GrpcCall, number: int | None, ident: str, error: FalajError) -> None:
+    def _refuse(self, exchange: MessageExchange, error: FalajError) -> None:
         self._metrics.refused[http_status_of(error)] += 1
-        _answer(call, number, ident, None, error)
+        exchange.fail(error)
 
     def _target(self, model: str, version: str) -> InferTarget:
         known = self._targets.get((model, version))
@@ -316,7 +361,8 @@ class InferenceCalls:
         served = target.served
         queues = {} if served is None else served.queues
         writers = {name: InferWriter(target.endpoint or "", queue.model) for name, queue in queues.items()}
-        found = InferTarget(target, path, writers)
+        is_limited = served is not None and self._service.rates.is_limited(served.endpoint)
+        found = InferTarget(target, path, writers, is_limited)
         if target.kind is PathKind.INFER:
             self._targets[model, version] = found
         return found
@@ -329,25 +375,3 @@ def _is_repeatable(request: InferRequest, path: PathTarget, made: Prediction) ->
     return (
         is_fixed and not (served is None or served.joins) and made.fallback is None and not request.parameters
     )
-
-
-def _answer(
-    call: GrpcCall,
-    number: int | None,
-    ident: str,
-    message: bytes | None,
-    error: FalajError | None,
-    extra: bytes = b"",
-) -> None:
-    """Answer a call, or one message of a stream."""
-    if number is None or not isinstance(call, StreamingCall):
-        if error is not None:
-            call.fail(error)
-        elif message is not None:
-            call.reply(message, extra=extra)
-    elif error is not None:
-        response = ModelStreamInferResponse(error_message=error.message)
-        response.infer_response.id = ident
-        call.answer(number, response.SerializeToString())
-    elif message is not None:
-        call.answer(number, bytes_field(2, message))

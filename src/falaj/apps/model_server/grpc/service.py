@@ -28,6 +28,7 @@ from falaj.apps.model_server.inference.model_reports import (
 )
 from falaj.apps.model_server.inference.paths import EXTENSIONS, PathKind, PathTarget
 from falaj.apps.model_server.metrics import ServerMetrics
+from falaj.apps.model_server.tracing.spans import Tracer
 from falaj.errors import FalajError, Internal, Unavailable
 from falaj.serving.dependencies import Admission, FeatureReader
 from falaj.version import VERSION
@@ -62,6 +63,7 @@ class GrpcService:
         features: FeatureReader,
         metrics: ServerMetrics,
         *,
+        tracer: Tracer | None = None,
         is_readiness_public: bool = False,
     ) -> None:
         """`is_readiness_public`: whether a model is ready may be asked without a token."""
@@ -71,7 +73,7 @@ class GrpcService:
         self._is_readiness_public = is_readiness_public
         self._metrics = metrics
         self.health = HealthWatchers(lambda: dispatcher.ready, self._is_served)
-        self._inference = InferenceCalls(self, admission, features, metrics)
+        self._inference = InferenceCalls(self, admission, features, metrics, tracer)
         self._methods = self._all_methods()
         self._unknown = Method(self._unimplemented)
 
@@ -87,7 +89,7 @@ class GrpcService:
         """End the calls of a connection that is to be closed which only wait for the client."""
         for call in list(calls):
             if call.is_idle:
-                call.finish(StatusCode.UNAVAILABLE, "the server is stopping, or closes an idle connection")
+                call.end_with(StatusCode.UNAVAILABLE, "the server is stopping, or closes an idle connection")
 
     def run_apart(self, work: Callable[[], bytes], done: WorkDone) -> None:
         """Run `work` in a thread, and `done` with its result or error."""
@@ -179,7 +181,7 @@ class GrpcService:
 
     def _unimplemented(self, call: GrpcCall, _message: bytes) -> None:
         words = f"there is no method {call.head.path[:200].decode('utf-8', 'replace')}"
-        call.finish(StatusCode.UNIMPLEMENTED, words)
+        call.end_with(StatusCode.UNIMPLEMENTED, words)
 
     def _live(self, call: GrpcCall, _message: bytes) -> None:
         call.reply(_message_of("ServerLiveResponse", live=True))
@@ -297,7 +299,7 @@ class GrpcService:
         if name in SERVER_NAMES:
             then("")
         elif not call.credential and not self._is_readiness_public:
-            call.finish(
+            call.end_with(
                 StatusCode.UNAUTHENTICATED,
                 "the health of a model needs the metadata 'authorization: Bearer …'",
             )

@@ -1,37 +1,33 @@
-"""Inference messages as tensors: requests read into those of the protocol, responses written as bytes."""
+"""Messages of requests as tensors: read into those of the protocol, or recognised as repeated ones."""
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 from google.protobuf.message import DecodeError
 
+from falaj.apps.model_server.grpc.answers import varint
 from falaj.apps.model_server.grpc.messages import ModelInferRequest
-from falaj.apps.model_server.inference.classification import classify
 from falaj.apps.model_server.inference.protocol import (
     MAX_DIMENSIONS,
     MAX_ID_CHARACTERS,
     MAX_TENSORS,
     InferRequest,
     InputTensor,
-    OutputSelection,
     RequestedOutput,
 )
 from falaj.errors import Fault, InvalidInput, shorten
-from falaj.records.serving import Datatype, ServedModel
+from falaj.records.serving import Datatype
 from falaj.serving.signatures import invalid_request
-from falaj.serving.tensors import NUMPY, from_values, to_bytes
+from falaj.serving.tensors import NUMPY, from_values
 
 Array = npt.NDArray[Any]
 
 MAX_PARAMETERS = 64
-CACHED_SHAPES = 1000
 CONTENTS: dict[Datatype, str] = {
     Datatype.BOOL: "bool_contents",
     Datatype.INT8: "int_contents",
@@ -47,9 +43,6 @@ CONTENTS: dict[Datatype, str] = {
     Datatype.BYTES: "bytes_contents",
 }
 """The field for the values of a datatype; 16-bit floats have none and are sent raw."""
-
-OutputKey = tuple[int, Datatype, tuple[int, ...]]
-"""What the description of an output in a response depends on."""
 
 _NO_BYTES = memoryview(b"")
 
@@ -162,98 +155,6 @@ def _parameters(given: Any) -> dict[str, Any]:
         choice = value.WhichOneof("parameter_choice")
         found[name] = None if choice is None else getattr(value, choice)
     return found
-
-
-# ------------------------------------------------------------------------------------------ responses
-
-
-class InferWriter:
-    """Writes the responses of one version of an endpoint; constant parts are encoded once."""
-
-    def __init__(self, endpoint: str, model: ServedModel) -> None:
-        self._start = text_field(1, endpoint) + text_field(2, model.version)
-        self._model = model
-        self._tensors = [(tensor.datatype, text_field(1, tensor.name)) for tensor in model.outputs]
-        self._outputs: dict[OutputKey, bytes] = {}
-
-    def write(
-        self,
-        request: str,
-        prediction: str,
-        outputs: Sequence[Array],
-        selection: OutputSelection,
-        *,
-        notes: bytes = b"",
-    ) -> bytes:
-        """Return the response. Its id is that of the request, else that of the prediction. `notes` are parameters."""
-        parts = [self._start]
-        if request:
-            parts.append(text_field(3, request))
-            if prediction:
-                notes = parameter("prediction", prediction) + notes
-        elif prediction:
-            parts.append(text_field(3, prediction))
-        if notes:
-            parts.append(notes)
-        contents = []
-        for number, _, classes in selection:
-            array, datatype = outputs[number], self._tensors[number][0]
-            if classes:
-                array, datatype = classify(array, self._model.outputs[number], classes), Datatype.BYTES
-            key = (number, datatype, array.shape)
-            parts.append(self._outputs.get(key) or self._describe(key))
-            contents.append(bytes_field(6, to_bytes(array, datatype)))
-        return b"".join((*parts, *contents))
-
-    def _describe(self, key: OutputKey) -> bytes:
-        number, datatype, shape = key
-        if len(self._outputs) > CACHED_SHAPES:
-            self._outputs.clear()
-        sizes = b"".join(map(varint, shape))
-        name = self._tensors[number][1]
-        about = bytes_field(5, name + text_field(2, datatype) + bytes_field(3, sizes))
-        return self._outputs.setdefault(key, about)
-
-
-def notes_of(notes: bytes) -> bytes:
-    """Return parameters of a response, as `encode_parameters` writes them, as fields of the message."""
-    found: dict[str, object] = msgspec.json.decode(b"{%b}" % notes) if notes else {}
-    return b"".join(parameter(name, value) for name, value in found.items())
-
-
-def parameter(name: str, value: object) -> bytes:
-    """Return a parameter of a response as an entry of its map."""
-    if isinstance(value, bool):
-        choice = b"\x08" + varint(int(value))
-    elif isinstance(value, float):
-        choice = b"\x21" + struct.pack("<d", value)
-    elif isinstance(value, int):
-        choice = b"\x10" + varint(value & (2**64 - 1))
-    else:
-        choice = text_field(3, str(value))
-    return bytes_field(4, text_field(1, name) + bytes_field(2, choice))
-
-
-def text_field(number: int, text: str) -> bytes:
-    return bytes_field(number, text.encode())
-
-
-def bytes_field(number: int, data: bytes) -> bytes:
-    size = len(data)
-    if size < 128:
-        return bytes((number << 3 | 2, size)) + data
-    return bytes((number << 3 | 2,)) + varint(size) + data
-
-
-def varint(value: int) -> bytes:
-    if value < 128:
-        return bytes((value,))
-    coded = bytearray()
-    while value >= 128:
-        coded.append(value & 127 | 128)
-        value >>= 7
-    coded.append(value)
-    return bytes(coded)
 
 
 # ------------------------------------------------------------------------------------------ templates
