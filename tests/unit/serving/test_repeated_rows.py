@@ -397,6 +397,24 @@ def test_a_deployment_that_changes_answers_with_the_new_version_at_once(tmp_path
     played(tmp_path, play)
 
 
+@pytest.mark.parametrize("rows", [2, 40_000])
+def test_requests_with_more_rows_in_between_are_answered_as_ever(tmp_path: Path, rows: int) -> None:
+    """A body of another shape is kept in place of the last one; a large one is read in a thread."""
+    values = b"[%b]" % b",".join([b"1,2,3"] * rows)
+    large = around(values).replace(b"[1,3]", b"[%d,3]" % rows)
+
+    async def play(turns: Turns) -> None:
+        await turns.warm_up()
+        for _ in range(3):
+            first = await turns.ask(*[request(body=large)] * 2, request(body=body(1, 2, 3)))
+            again = await turns.ask(*[request(body=body(1, 2, 3))] * 3)
+
+            sizes = [len(parts(answer)[2][0]["data"]) for answer in (*first, *again)]
+            assert sizes == [rows, rows, 1, 1, 1, 1]
+
+    played(tmp_path, play)
+
+
 def test_limited_callers_are_limited_all_the_same(tmp_path: Path) -> None:
     async def play(turns: Turns) -> None:
         answers = [await turns.ask(*[request(body=body(1, 2, 3))] * CONNECTIONS) for _ in range(4)]

@@ -63,7 +63,7 @@ class RateLimits:
 
     def require(self, endpoint: Endpoint, caller: str, now: float) -> None:
         """Count a request. Raise RateLimited if the caller has sent too many."""
-        limit = self.limit_of(endpoint)
+        limit = self._limit_of(endpoint)
         if limit is None:
             return
         key = (endpoint.name, caller)
@@ -73,8 +73,7 @@ class RateLimits:
             raise _rate_limited(endpoint, limit, (1 - left) / limit.per_second)
         self.buckets.fill(key, full_at + 1 / limit.per_second, now)
 
-    def limit_of(self, endpoint: Endpoint) -> RateLimit | None:
-        """Return the limit of each caller of an endpoint, if there is one."""
+    def _limit_of(self, endpoint: Endpoint) -> RateLimit | None:
         per_second = endpoint.settings.requests_per_second
         if per_second is None:
             return self._default

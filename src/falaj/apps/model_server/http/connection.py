@@ -122,8 +122,8 @@ class Connection(asyncio.Protocol):
         if not (self._in_head or self._refused or self._unauthenticated) and self._current is None:
             head = self._repeated
             if head is not None and (body := head.body_of(data)) is not None:
-                if head.group is not None and not self._queue:
-                    request = head.group.add(self, head, body)
+                if head.kept is not None and not self._queue:
+                    request = head.kept.repeat(self, head, body)
                     if request is not None:
                         self._queue.append(request)
                         self.deadline = self._context.now + self._limits.idle_s

@@ -62,11 +62,11 @@ class RequestWriter(Protocol):
         """Put an exchange in the place of a request, and return it; None if the request was refused."""
 
 
-class RequestGroup(Protocol):
-    """Requests that are answered together at the end of a turn of the event loop."""
+class KeptBody(Protocol):
+    """The part of a body that other requests have too."""
 
-    def add(self, writer: RequestWriter, head: RepeatedHead, body: bytes) -> RepeatedRequest | None:
-        """Return the request if it is answered with the others; None if it is not one of them."""
+    def repeat(self, writer: RequestWriter, head: RepeatedHead, body: bytes) -> RepeatedRequest | None:
+        """Return a request that is answered together with others at the end of the turn; None if it is not."""
 
 
 @dataclass(slots=True)
@@ -79,10 +79,8 @@ class RepeatedHead:
     path: bytes
     headers: Mapping[bytes, bytes]
     credential: str
-    bodies: list[Any] = field(default_factory=list)
-    """What the reader of the body keeps of it, for the next request with this head; empty, or one item."""
-    group: RequestGroup | None = None
-    """The requests that those with this head are answered with."""
+    kept: KeptBody | None = None
+    """What the reader of the last body keeps of it, for the next request with this head. Threads replace it."""
     known: dict[int, bytes] = field(default_factory=dict)
     """Whole heads by the size of their requests."""
 

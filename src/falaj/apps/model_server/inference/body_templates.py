@@ -12,12 +12,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from falaj.apps.model_server.http.repeated_heads import RepeatedHead, RepeatedRequest, RequestWriter
 from falaj.apps.model_server.inference.paths import PathTarget
 from falaj.apps.model_server.inference.protocol import (
     LONG_JSON_BYTES,
@@ -34,6 +35,8 @@ Array = npt.NDArray[Any]
 
 MAX_CONSTANT_BYTES = 4096
 """Larger bodies around the values are not kept."""
+MAX_GROUPED_BYTES = 4096
+"""Larger bodies are answered one by one."""
 KNOWN_PARAMETERS = frozenset(("binary_data_output", "binary_data", "binary_data_size"))
 """Parameters whose meaning the selected outputs and the place of the values hold; a body with others is not kept."""
 
@@ -50,7 +53,15 @@ _LISTS: dict[Datatype, tuple[Callable[[Any], list[Any]], str, bytes]] = {
 """How a list of numbers is parsed and packed, and a list that stands in for another."""
 
 
-@dataclass(frozen=True, slots=True)
+class RowGroup(Protocol):
+    """Requests of one row each that are answered together at the end of a turn of the event loop."""
+
+    @property
+    def has_place(self) -> bool: ...
+    def add(self, request: RepeatedRequest) -> None: ...
+
+
+@dataclass(slots=True)
 class BodyTemplate:
     """A body around the values of its only tensor, and what it says about them."""
 
@@ -65,6 +76,28 @@ class BodyTemplate:
     end: bytes
     read: Callable[[memoryview], Array | None]
     """Returns the values in the shape of the tensor, from what is between `start` and `end`."""
+    group: RowGroup | None = None
+    """The requests that such requests are answered together with, if they can be."""
+
+    def repeat(self, writer: RequestWriter, head: RepeatedHead, body: bytes) -> RepeatedRequest | None:
+        group, start, end, size = self.group, self.start, self.end, len(body)
+        if (
+            group is None
+            or size > MAX_GROUPED_BYTES
+            or not body.startswith(start)
+            or not body.endswith(end)
+            or not group.has_place
+        ):
+            return None
+        values = body[len(start) : size - len(end)]
+        if self.is_json:
+            if values.find(b"]") != len(values) - 1 or values.rfind(b"["):  # more than one list
+                return None
+        elif len(values) != self.size * NUMPY[self.datatype].itemsize:
+            return None
+        request = RepeatedRequest(writer, head, body, values)
+        group.add(request)
+        return request
 
     def array_of(self, body: bytes) -> Array | None:
         """Return the values of a body; None if it is not like the one that was kept."""

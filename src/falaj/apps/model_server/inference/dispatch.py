@@ -19,6 +19,7 @@ from falaj.apps.model_server.http.compression import compress, decompress
 from falaj.apps.model_server.http.exchange import HttpExchange
 from falaj.apps.model_server.http.repeated_heads import RepeatedHead
 from falaj.apps.model_server.http.responses import HttpResponse
+from falaj.apps.model_server.inference.body_templates import BodyTemplate
 from falaj.apps.model_server.inference.decisions import DecisionQueue, Done
 from falaj.apps.model_server.inference.model_reports import (
     describe_index,
@@ -118,8 +119,8 @@ class Dispatcher:
 
     def _repeat(self, exchange: HttpExchange, repeated: RepeatedHead) -> bool:
         """Dispatch a request whose head was followed by an inference before; false if it is to be looked at as any."""
-        target = self._paths.get(exchange.path)
-        if target is None or not repeated.bodies or repeated.bodies[0].target is not target:
+        target, kept = self._paths.get(exchange.path), repeated.kept
+        if target is None or not isinstance(kept, BodyTemplate) or kept.target is not target:
             return False
         caller = self.decisions.known(exchange.credential or "", target.admission_target, exchange.body)
         if caller is None:
@@ -303,11 +304,16 @@ class Dispatcher:
 
     def _group(self, exchange: HttpExchange, target: PathTarget) -> None:
         """Let the next requests that differ from this one in their values alone be answered together."""
-        head = exchange.repeated
-        if head is not None:
-            is_plain = self._tracer is None and target.served is not None and bool(head.bodies)
-            limited = target.served is not None and self.rates.limit_of(target.served.endpoint) is not None
-            head.group = self.repeated_rows.group_of(head) if is_plain and not limited else None
+        head, served = exchange.repeated, target.served
+        if (
+            head is None
+            or served is None
+            or self._tracer is not None
+            or self.rates.is_limited(served.endpoint)
+        ):
+            return
+        if isinstance(head.kept, BodyTemplate) and head.kept.target is target:
+            head.kept.group = self.repeated_rows.group_of(head, head.kept)
 
     def _predict(self, exchange: HttpExchange, target: PathTarget, caller: str) -> None:
         """Answer a request of plain rows; they are parsed in a thread, because that takes a while for each value."""

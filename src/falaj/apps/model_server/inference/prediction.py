@@ -186,8 +186,8 @@ def prepare(exchange: HttpExchange, target: PathTarget, caller: str, features: F
         raise NotFound("unknown endpoint")
     endpoint = served.endpoint.id or served.endpoint.name
     repeated, body = exchange.repeated, exchange.body
-    if repeated is not None and repeated.bodies:
-        kept: BodyTemplate = repeated.bodies[0]  # with the same head, and so the same length of its JSON
+    kept = None if repeated is None else repeated.kept
+    if isinstance(kept, BodyTemplate):  # with the same head, and so the same length of its JSON
         array = kept.array_of(body) if kept.target is target else None
         if array is not None:
             facts = (endpoint, "", caller)
@@ -196,8 +196,7 @@ def prepare(exchange: HttpExchange, target: PathTarget, caller: str, features: F
     request = read_request(body, json_bytes)
     made = prepare_request(request, exchange, target, caller, features)
     if repeated is not None and served.joins.get(made.queue.model.version) is None:
-        found = kept_body(body, json_bytes, request, target, made.queue, made.selection)
-        repeated.bodies[:] = [] if found is None else [found]
+        repeated.kept = kept_body(body, json_bytes, request, target, made.queue, made.selection)
     return made
 
 

@@ -19,20 +19,18 @@ from typing import Any, NamedTuple, Protocol
 import numpy.typing as npt
 
 from falaj.apps.model_server.http.exchange import HttpExchange
-from falaj.apps.model_server.http.repeated_heads import RepeatedHead, RepeatedRequest, RequestWriter
+from falaj.apps.model_server.http.repeated_heads import RepeatedHead, RepeatedRequest
 from falaj.apps.model_server.http.responses import BYTES, JSON, response_head
 from falaj.apps.model_server.inference.body_templates import FAULTS, BodyTemplate, rows_reader
 from falaj.apps.model_server.inference.paths import PathTarget
 from falaj.apps.model_server.inference.row_encoding import ALL, ALL_BINARY, RowEncoder
 from falaj.records.serving import Datatype
 from falaj.serving.dependencies import PredictedBatch
-from falaj.serving.tensors import NUMPY
 
 Array = npt.NDArray[Any]
 
-MAX_BODY_BYTES = 4096
 MAX_TURN_REQUESTS = 1024
-"""Requests of one turn that wait for its end. Together these limits are what they may hold in memory."""
+"""Requests of one turn that wait for its end. This, and the size of their bodies, limits what they hold in memory."""
 MAX_GROUPS = 1000
 DATATYPES = frozenset((Datatype.FP32, Datatype.FP64, Datatype.INT32, Datatype.INT64))
 
@@ -62,20 +60,11 @@ class InferenceDispatcher(Protocol):
         """Answer a request that was admitted."""
 
 
-class RowGroup:
+class RepeatedGroup:
     """Requests of one row each that a caller sends to a version, and that differ in their values alone."""
 
     __slots__ = (
-        "_row_bytes",
-        "_turn",
-        "began",
-        "credential",
-        "is_stale",
-        "pending",
-        "queue",
-        "read",
-        "responses",
-        "target",
+        *("_turn", "began", "credential", "is_stale", "pending", "queue", "read", "responses", "target"),
     )
 
     def __init__(self, turn: RepeatedRows, key: GroupKey, template: BodyTemplate, rows: RowEncoder) -> None:
@@ -85,26 +74,17 @@ class RowGroup:
         self.credential = key.credential
         self.responses = RowResponses(rows, is_binary=key.is_binary)
         self.read = rows_reader(key.datatype, key.shape, is_json=key.is_json)
-        self._row_bytes = 0 if key.is_json else template.size * NUMPY[key.datatype].itemsize
-        """The size of a binary row; 0: values are JSON."""
         self.pending: list[RepeatedRequest] = []
         self.began = 0.0
         self.is_stale = False
         """The deployment has changed."""
 
-    def add(self, writer: RequestWriter, head: RepeatedHead, body: bytes) -> RepeatedRequest | None:
-        template: BodyTemplate = head.bodies[0]
-        start, end, size = template.start, template.end, len(body)
-        if size > MAX_BODY_BYTES or not (body.startswith(start) and body.endswith(end)):
-            return None
-        values = body[len(start) : size - len(end)]
-        if self._row_bytes:
-            if len(values) != self._row_bytes:
-                return None
-        elif values.find(b"]") != len(values) - 1 or values.rfind(b"["):  # more than one list
-            return None
-        request = RepeatedRequest(writer, head, body, values)
-        return request if self._turn.add(self, request) else None
+    @property
+    def has_place(self) -> bool:
+        return self._turn.requests < MAX_TURN_REQUESTS and not self.is_stale
+
+    def add(self, request: RepeatedRequest) -> None:
+        self._turn.add(self, request)
 
 
 class RowResponses:
@@ -148,9 +128,9 @@ class RepeatedRows:
         self._dispatcher = dispatcher
         self._answered = answered
         self._loop = asyncio.get_running_loop()
-        self._groups: dict[GroupKey, RowGroup] = {}
-        self._turn: list[RowGroup] = []
-        self._requests = 0
+        self._groups: dict[GroupKey, RepeatedGroup] = {}
+        self._turn: list[RepeatedGroup] = []
+        self.requests = 0
 
     def update(self) -> None:
         """Forget the groups: the deployment has changed."""
@@ -158,9 +138,8 @@ class RepeatedRows:
             group.is_stale = True
         self._groups = {}
 
-    def group_of(self, head: RepeatedHead) -> RowGroup | None:
-        """Return the group of requests with this head and the body that was kept of it; None if they need more."""
-        template: BodyTemplate = head.bodies[0]
+    def group_of(self, head: RepeatedHead, template: BodyTemplate) -> RepeatedGroup | None:
+        """Return the group of requests with this head and body; None if they need more."""
         target, version = template.target, template.queue.model.version
         rows, served = target.responders[version].rows, target.served
         is_binary = template.selection == ALL_BINARY
@@ -179,24 +158,21 @@ class RepeatedRows:
         key = GroupKey(head.path, head.credential, version, *facts)
         group = self._groups.get(key)
         if group is None and len(self._groups) < MAX_GROUPS:
-            group = self._groups[key] = RowGroup(self, key, template, rows)
+            group = self._groups[key] = RepeatedGroup(self, key, template, rows)
         return group
 
-    def add(self, group: RowGroup, request: RepeatedRequest) -> bool:
-        """Answer a request at the end of the turn; false if it is to be answered like any other."""
-        if self._requests >= MAX_TURN_REQUESTS or group.is_stale:
-            return False
-        if not self._requests:
+    def add(self, group: RepeatedGroup, request: RepeatedRequest) -> None:
+        """Answer a request at the end of the turn."""
+        if not self.requests:
             self._loop.call_soon(self._end_turn)
-        self._requests += 1
+        self.requests += 1
         if not group.pending:
             group.began = time.perf_counter()
             self._turn.append(group)
         group.pending.append(request)
-        return True
 
     def _end_turn(self) -> None:
-        groups, self._turn, self._requests = self._turn, [], 0
+        groups, self._turn, self.requests = self._turn, [], 0
         for group in groups:
             pending, group.pending = group.pending, []
             requests = [request for request in pending if not request.cancelled]
@@ -221,7 +197,7 @@ class RepeatedRows:
             if exchange is not None:
                 answer(exchange)
 
-    def _answer(self, group: RowGroup, requests: Sequence[RepeatedRequest], caller: str) -> bool:
+    def _answer(self, group: RepeatedGroup, requests: Sequence[RepeatedRequest], caller: str) -> bool:
         """Run the model and write the responses; false if each request needs a closer look."""
         queue, responses, size = group.queue, group.responses, len(requests)
         try:
