@@ -16,7 +16,8 @@ from falaj.records.governance.objects import StoredObject
 from falaj.records.monitoring.sketches import ColumnRole
 from falaj.records.names import ObjectId
 from falaj.records.registry import ModelVersion
-from falaj.records.serving import ServedModel, ServerLoad
+from falaj.records.serving.statistics import ServerLoad
+from falaj.records.serving.tensors import ServedModel
 
 if TYPE_CHECKING:  # the service is in every process; only the model server loads numpy
     import numpy.typing as npt

@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from falaj.errors import InvalidInput, NotFound
-from falaj.records.serving import DYNAMIC, Deployment, Endpoint, ServedFile, ServingSettings
+from falaj.records.serving.endpoints import Deployment, Endpoint, ServedFile
+from falaj.records.serving.settings import ServingSettings
+from falaj.records.serving.tensors import DYNAMIC
 from falaj.serving.lookups import FeatureJoin, LookupMeter, build_join
 from falaj.serving.routing import WeightedRouter
 from falaj.serving.runtime.batch_queue import BatchQueue

@@ -12,7 +12,7 @@ from math import nan
 
 from falaj.errors import Fault, InvalidInput
 from falaj.records.registry import ModelVersion
-from falaj.records.serving import Lookup, MissingRule
+from falaj.records.serving.lookups import Lookup, MissingRule
 
 AGES_S = (1.0, 10.0, 60.0, 300.0, 900.0, 3600.0, 21_600.0, 86_400.0, 604_800.0)
 """Upper bounds of the buckets for the age of features, in seconds; one more holds the rest."""

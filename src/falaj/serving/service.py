@@ -25,39 +25,44 @@ from falaj.records.governance.identity import Role
 from falaj.records.governance.objects import Cursor, Page, PageSize, StoredObject
 from falaj.records.names import DEFAULT_WORKSPACE, Name, ObjectId, WorkspaceRef, ZoneName
 from falaj.records.registry import AliasName, ModelVersionRef
-from falaj.records.serving import (
-    BurstSize,
-    DelayMs,
+from falaj.records.serving.endpoints import (
     DeployedEndpoint,
-    EndpointObservations,
     EndpointRef,
-    EndpointStats,
+    LoadProblem,
+    Route,
+    Routes,
+    ScoringRule,
+    ServedRoute,
+    StickyKey,
+)
+from falaj.records.serving.lookups import Lookup
+from falaj.records.serving.predictions import (
     FeedbackResult,
     GroundTruth,
     InferenceResult,
     InferInput,
     InferOutput,
-    LoadProblem,
-    Lookup,
-    MeasuredVersion,
     PredictionBatch,
     PredictionRecord,
     PredictionRef,
+)
+from falaj.records.serving.settings import (
+    BurstSize,
+    DelayMs,
+    MeasuredVersion,
     QueueMs,
-    ReportReceipt,
     RequestRate,
-    Route,
-    Routes,
     RowCount,
     RunCount,
-    ScoringRule,
-    ServedRoute,
-    ServerLoad,
     ServingSettings,
-    ShadowCounts,
-    ShadowReport,
-    StickyKey,
     TimeoutMs,
+)
+from falaj.records.serving.shadows import ShadowCounts, ShadowReport
+from falaj.records.serving.statistics import (
+    EndpointObservations,
+    EndpointStats,
+    ReportReceipt,
+    ServerLoad,
     VersionCounts,
 )
 from falaj.serving import store, validation

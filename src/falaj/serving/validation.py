@@ -15,7 +15,9 @@ from falaj.records.features import ColumnType
 from falaj.records.governance.objects import StoredObject
 from falaj.records.governance.residency import Zone
 from falaj.records.registry import FileFormat, ModelVersion
-from falaj.records.serving import Datatype, DeployedEndpoint, Lookup, Route, ServedRoute, ViewLookup
+from falaj.records.serving.endpoints import DeployedEndpoint, Route, ServedRoute
+from falaj.records.serving.lookups import Lookup, ViewLookup
+from falaj.records.serving.tensors import Datatype
 from falaj.serving.dependencies import LoadVersion, LoadView
 from falaj.serving.lookups import require_lookup_fits_version
 

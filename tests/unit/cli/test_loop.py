@@ -26,14 +26,9 @@ from falaj.records.control.workflows import WorkflowRun, WorkflowState
 from falaj.records.governance.events import Event
 from falaj.records.monitoring.monitors import Alert
 from falaj.records.registry import TensorSpec
-from falaj.records.serving import (
-    Datatype,
-    InferenceResult,
-    InferOutput,
-    Lookup,
-    MissingFeatures,
-    ViewLookup,
-)
+from falaj.records.serving.lookups import Lookup, MissingFeatures, ViewLookup
+from falaj.records.serving.predictions import InferenceResult, InferOutput
+from falaj.records.serving.tensors import Datatype
 
 FEATURES = """
 [[entity]]

@@ -11,7 +11,8 @@ from falaj.apps.cli.commands import endpoints
 from falaj.control.pipelines import canary
 from falaj.errors import InvalidInput
 from falaj.records.names import ObjectId
-from falaj.records.serving import Lookup, Route, ServedRoute
+from falaj.records.serving.endpoints import Route, ServedRoute
+from falaj.records.serving.lookups import Lookup
 
 
 def lookup(missing: list[str], impute: list[str] | None = None, max_age: list[str] | None = None) -> Lookup:

@@ -16,7 +16,8 @@ from onnx import TensorProto, helper
 from falaj.errors import InvalidInput
 from falaj.records.features import OnlineRow, OnlineRows
 from falaj.records.registry import ModelVersion, TensorSpec
-from falaj.records.serving import Deployment, Lookup, ViewLookup
+from falaj.records.serving.endpoints import Deployment
+from falaj.records.serving.lookups import Lookup, ViewLookup
 from falaj.serving.lookups import build_join, require_lookup_fits_version
 from model_servers import RawClient, RunningServer, deployment, model, request, serving
 

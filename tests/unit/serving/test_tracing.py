@@ -25,7 +25,8 @@ from falaj.apps.model_server.tracing.spans import FinishedTrace, Tracer, TraceSp
 from falaj.ports.egress import DeliveryFailed
 from falaj.records.config import Config
 from falaj.records.features import OnlineRow, OnlineRows
-from falaj.records.serving import Deployment, Lookup, ViewLookup
+from falaj.records.serving.endpoints import Deployment
+from falaj.records.serving.lookups import Lookup, ViewLookup
 from model_servers import RawClient, constant, deployment, request, serving
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"

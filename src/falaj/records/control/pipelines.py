@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from falaj.records.names import Name, ObjectId, Reference, RefersTo
 from falaj.records.record import Record
 from falaj.records.registry import AliasName
-from falaj.records.serving import VersionStats
+from falaj.records.serving.statistics import VersionStats
 from falaj.records.training.jobs import JobSpec
 
 PipelineRef = Annotated[Reference, RefersTo("pipeline")]

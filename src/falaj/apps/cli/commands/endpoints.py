@@ -36,20 +36,13 @@ from falaj.control.services import all_operations
 from falaj.errors import FalajError, Fault, InvalidInput, Unavailable
 from falaj.records.control.replicas import ServerReplicas
 from falaj.records.registry import TensorSpec
-from falaj.records.serving import (
-    Datatype,
-    DeployedEndpoint,
-    EndpointStats,
-    FeedbackResult,
-    InferenceResult,
-    Lookup,
-    MeasuredVersion,
-    Route,
-    ServedRoute,
-    ShadowDifference,
-    ShadowReport,
-    VersionStats,
-)
+from falaj.records.serving.endpoints import DeployedEndpoint, Route, ServedRoute
+from falaj.records.serving.lookups import Lookup
+from falaj.records.serving.predictions import FeedbackResult, InferenceResult
+from falaj.records.serving.settings import MeasuredVersion
+from falaj.records.serving.shadows import ShadowDifference, ShadowReport
+from falaj.records.serving.statistics import EndpointStats, VersionStats
+from falaj.records.serving.tensors import Datatype
 from falaj.sdk.platform import Platform
 
 PRESENTATION = Presentation(lists={"endpoint": "endpoints list"})

@@ -14,7 +14,8 @@ import numpy.typing as npt
 from falaj.apps.model_server.inference.protocol import FLOATS, InputTensor, read_values
 from falaj.errors import Fault, shorten
 from falaj.records.features import OnlineRow
-from falaj.records.serving import Datatype, MissingReason, ServedModel, Tensor
+from falaj.records.serving.lookups import MissingReason
+from falaj.records.serving.tensors import Datatype, ServedModel, Tensor
 from falaj.serving.dependencies import FeatureReader
 from falaj.serving.lookups import FeatureJoin, LookupMeter, ViewColumns
 from falaj.serving.signatures import MAX_FAULTS, invalid_request

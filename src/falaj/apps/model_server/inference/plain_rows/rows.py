@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from falaj.apps.model_server.inference.protocol import FLOATS, InferRequest, InputTensor
 from falaj.errors import Fault, InvalidInput, shorten
-from falaj.records.serving import DYNAMIC, Datatype, ServedModel, Tensor
+from falaj.records.serving.tensors import DYNAMIC, Datatype, ServedModel, Tensor
 from falaj.serving.lookups import FeatureJoin
 from falaj.serving.signatures import MAX_FAULTS, invalid_request
 from falaj.serving.tensors import NUMPY, from_values, to_bytes
