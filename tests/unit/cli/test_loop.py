@@ -13,7 +13,7 @@ import pytest
 
 import falaj as fj
 from command_line import CommandLine, command_line
-from falaj.apps.cli.commands.endpoints import key_inputs, print_notes, show_answer, tensor
+from falaj.apps.cli.commands.endpoints_infer import key_inputs, print_notes, show_answer, tensor
 from falaj.apps.cli.commands.events import print_event
 from falaj.apps.cli.commands.workflows import describe
 from falaj.apps.cli.files import atomic_file
