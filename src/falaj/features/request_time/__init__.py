@@ -1,1 +1,1 @@
-"""Request-time features: values that an expression computes, in training sets and in endpoints, to the same bit."""
+"""What endpoints take from training sets: request-time features, computed to the same bit, and typical values."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ DTYPES: dict[ColumnType, Any] = {
 }
 """Moments are microseconds since 1970 in UTC."""
 
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _HOUR_US, _DAY_US = 3_600_000_000, 86_400_000_000
 _THURSDAY = 3
 """The day of the week of 1970-01-01, where Monday is 0."""
@@ -73,6 +75,42 @@ def column_of(kind: ColumnType, values: Sequence[Any]) -> ValueColumn:
     empty: Any = "" if kind is TEXT else 0
     found = np.array([empty if value is None else value for value in values], DTYPES[kind])
     return ValueColumn(kind, found, missing if missing.any() else None)
+
+
+def request_column(kind: ColumnType, values: Array) -> ValueColumn:
+    """Return an input of a request as a column of a type. Raise ValueError or OverflowError if it does not fit."""
+    if kind is TEXT:
+        if values.dtype != np.object_:
+            raise ValueError("numbers")
+        return ValueColumn(TEXT, values)
+    if values.dtype == np.object_:
+        read = _moment if kind is MOMENT else int if kind is INTEGER else float
+        values = np.array(
+            [read(value) for value in values.tolist()], DTYPES[kind] if kind is MOMENT else None
+        )
+    if kind is FLOAT:
+        return ValueColumn(FLOAT, values.astype(np.float64))
+    missing = None
+    if values.dtype.kind == "f":
+        missing = np.isnan(values)
+        values = np.where(missing, 0, values)
+        whole = (values == np.rint(values)) & (np.abs(values) < 2.0**63)
+        if not whole.all():
+            raise ValueError(f"{values[~whole][0]}")
+    if values.dtype.kind not in "fiub" or (values.dtype.kind == "u" and (values > 2**63 - 1).any()):
+        raise OverflowError("a number of more than 64 bits")
+    if kind is BOOLEAN and values.dtype.kind != "b" and not np.isin(values, (0, 1)).all():
+        raise ValueError("numbers other than 0 and 1")
+    return ValueColumn(
+        kind, values.astype(DTYPES[kind]), missing if missing is not None and missing.any() else None
+    )
+
+
+def _moment(text: str) -> int:
+    """Return a moment in microseconds since 1970; one without a zone is in UTC, as it is for training."""
+    found = datetime.fromisoformat(text)
+    aware = found.replace(tzinfo=UTC) if found.tzinfo is None else found
+    return (aware - EPOCH) // timedelta(microseconds=1)
 
 
 def _value(node: Node, columns: Mapping[str, ValueColumn], rows: int) -> ValueColumn:

@@ -24,7 +24,7 @@ def resolve_features(
     of the type that a feature declares for them, or that the expressions tell.
     """
     faults = _name_faults(features, known, where)
-    types = (_input_types(features, known, where, faults) if open_names else {}) | known
+    types = (_input_types(features, known, where, faults) if open_names else {}) | dict(known)
     found = []
     for each in features:
         node = parse(each.expression)

@@ -8,12 +8,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from falaj.records.features import ColumnType, RequestFeatures
 from falaj.records.names import Name, Reference
 from falaj.records.record import Record
 from falaj.records.serving.tensors import Datatype, Finite, TensorName
 
 MissingRule = Finite | Literal["reject", "impute"] | None
-"""What becomes of a feature without a value: a number; the request is rejected; the stored value; none: NaN."""
+"""What becomes of a feature without a value: a number; the request is rejected; an imputed value; none: NaN."""
 
 
 class ViewLookup(Record):
@@ -28,20 +29,38 @@ class ViewLookup(Record):
     name: Name | None = None
     features: Annotated[tuple[str, ...], Field(max_length=1000)] = ()
     """Which features the view has; the platform fills this in."""
+    types: Annotated[tuple[ColumnType, ...], Field(max_length=1000)] = ()
+    """Their types; the platform fills this in."""
     key_types: Annotated[tuple[Datatype, ...], Field(max_length=8)] = ()
     """The types of `keys` in a request; the platform fills this in."""
     missing: MissingRule = None
     max_age: Annotated[timedelta, Field(gt=timedelta(0))] | None = None
 
 
+class VersionLookup(Record):
+    """What the training set of a version says of its features; the platform fills this in when it is deployed.
+
+    `request_features` are computed as they were for training. `imputed` are what features without a value get where the
+    rule is to impute: the same on all replicas. `source` says where these come from.
+    """
+
+    version: Name
+    request_features: RequestFeatures = ()
+    imputed: Annotated[dict[TensorName, Finite], Field(max_length=10_000)] = {}
+    source: str = ""
+
+
 class Lookup(Record):
     """The assembly of a model's one input from feature views and the request's other inputs.
 
-    Its columns are `features`, in the model's order (none: as the version says). Each comes from the view that has it,
-    else from the request's input of that name. A feature that is not known gets its value in `defaults`, by its name
-    among the model's columns; without one, the rule of its view decides, else `missing`: a number (none: NaN), the
-    value in `imputed`, such as the mean of the training set, or the request is rejected. A feature of the request that
-    has a default may be left out.
+    Its columns are `features`, in the model's order (none: as the version says). Each is computed, if it is one of the
+    request-time features, comes from the view that has it, or else from the request's input of that name. A feature
+    that is not known gets its value in `defaults`, by its name among the model's columns; without one, the rule of its
+    view decides, else `missing`: a number (none: NaN), the value in `imputed`, by default a typical one of the training
+    set, or the request is rejected. A feature of the request that has a default may be left out.
+
+    `request_features` are those of the version's training set, and these; an expression sees values as they are stored,
+    and not what replaces them where they are missing.
     """
 
     views: Annotated[tuple[ViewLookup, ...], Field(min_length=1, max_length=50)]
@@ -49,6 +68,13 @@ class Lookup(Record):
     missing: MissingRule = None
     defaults: Annotated[dict[TensorName, Finite], Field(max_length=10_000)] = {}
     imputed: Annotated[dict[TensorName, Finite], Field(max_length=10_000)] = {}
+    request_features: RequestFeatures = ()
+    versions: Annotated[tuple[VersionLookup, ...], Field(max_length=1000)] = ()
+    """What differs between the versions that are served; the platform fills this in."""
+
+    def version(self, number: str) -> VersionLookup:
+        """Return what is particular to a version."""
+        return next((each for each in self.versions if each.version == number), VersionLookup(version=number))
 
 
 class MissingReason(StrEnum):

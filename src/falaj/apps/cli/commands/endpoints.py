@@ -169,7 +169,7 @@ def _facts(found: DeployedEndpoint) -> dict[str, str]:
         "address": format_value(found.url),
         "gRPC": format_value(found.grpc),
         "looks up": "; ".join(reads) or "-",
-        **({} if found.lookup is None else {"missing": _missing_rule(found.lookup)}),
+        **({} if found.lookup is None else _lookup_facts(found.lookup)),
         "settings": _settings(found),
         **{f"{found.model}@{each.version}": _measured(each) for each in found.measured},
         "scoring": format_value(found.scoring),
@@ -196,6 +196,22 @@ def _measured(each: MeasuredVersion) -> str:
         f"{each.run_ms:.3g} ms a run, {each.row_ms:.3g} ms a further row; {batches}, {each.instances} at a time "
         f"{place[each.place]}; waits {each.max_queue_ms:g} ms at most"
     )
+
+
+def _lookup_facts(lookup: Lookup) -> dict[str, str]:
+    """Return what the endpoint computes, and what it does about features that are not known."""
+    facts = {
+        f"computes for {each.version}": "; ".join(
+            f"{made.name} = {made.expression}" for made in each.request_features
+        )
+        for each in lookup.versions
+        if each.request_features
+    }
+    facts["missing"] = _missing_rule(lookup)
+    for each in lookup.versions:
+        if values := ", ".join(f"{name}={value:.6g}" for name, value in each.imputed.items()):
+            facts[f"imputes for {each.version}"] = f"{values} (typical of {each.source})"
+    return facts
 
 
 def _missing_rule(lookup: Lookup) -> str:

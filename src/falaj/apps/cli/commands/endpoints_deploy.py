@@ -36,7 +36,14 @@ ImputedValues = Annotated[
     list[str] | None,
     typer.Option(
         metavar="FEATURE=NUMBER",
-        help="What --missing impute takes, such as the mean of the training set. (may be repeated)",
+        help="What --missing impute takes. (default: typical of the training set or view; may be repeated)",
+    ),
+]
+RequestFeatures = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME=EXPRESSION",
+        help="A feature computed from inputs and features. (default: those of the training set; may be repeated)",
     ),
 ]
 LongestAges = Annotated[
@@ -78,6 +85,7 @@ def deploy(
     missing: MissingRules = None,
     impute: ImputedValues = None,
     max_age: LongestAges = None,
+    request_feature: RequestFeatures = None,
     scoring: Annotated[
         str | None, typer.Option(metavar="SCORING", help="How labels are scored: log_loss or squared_error.")
     ] = None,
@@ -91,8 +99,10 @@ def deploy(
     """Serve all requests of an endpoint with a model version; the endpoint is created on first use."""
     given: dict[str, Any] = {"name": name or model.partition("@")[0].rpartition("/")[2], "model": model}
     given |= {k: v for k, v in (("scoring", scoring), ("workspace", workspace), ("zone", zone)) if v}
-    if lookup or feature or missing or impute or max_age:
+    if lookup or feature or missing or impute or max_age or request_feature:
         given["lookup"] = _lookup(lookup or [], feature or [], missing or [], impute or [], max_age or [])
+        if request_feature:
+            given["lookup"]["request_features"] = parsing.parse_request_features(request_feature)
     _deploy(session, given)
 
 

@@ -184,7 +184,7 @@ def _request_inputs(served: ServedEndpoint, model: ServedModel) -> tuple[Tensor,
     return tuple(
         Tensor(
             name=name,
-            datatype=types.get(name, Datatype.BYTES) if name in keys else Datatype.FP64,
+            datatype=types.get(name, Datatype.BYTES) if name in keys else join.datatype_of(name),
             shape=(DYNAMIC,),
         )
         for name in join.inputs

@@ -31,7 +31,7 @@ from falaj.records.serving.endpoints import (
 from falaj.records.serving.settings import MeasuredVersion
 from falaj.serving import store
 from falaj.serving.dependencies import LoadVersion
-from falaj.serving.lookups import feature_names
+from falaj.serving.lookups.joins import feature_names
 from falaj.serving.service import endpoint_path
 
 T = TypeVar("T")
