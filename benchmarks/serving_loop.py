@@ -40,7 +40,7 @@ from falaj.apps.model_server.http.connection import Connection
 from falaj.apps.model_server.platform.recorder import PredictionRecorder, PredictionSource
 from falaj.apps.model_server.process import tune_interpreter
 from falaj.apps.model_server.server import ModelServer
-from falaj.records.serving import Deployment, Endpoint, Route, ServedFile
+from falaj.records.serving.endpoints import Deployment, Endpoint, Route, ServedFile
 from harness import Result, Rule, report, say
 from peers.http_load import infer_request
 from serving_rest import save_model_a

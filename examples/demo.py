@@ -47,7 +47,7 @@ from falaj.records.control.pipelines import Canary, CanaryTraffic  # noqa: E402
 from falaj.records.control.workflows import WorkflowRun  # noqa: E402
 from falaj.records.monitoring.monitors import MonitorWindow  # noqa: E402
 from falaj.records.monitoring.sketches import FalseAlarmBudget, RowDependence  # noqa: E402
-from falaj.records.serving import Lookup, ViewLookup  # noqa: E402
+from falaj.records.serving.lookups import Lookup, ViewLookup  # noqa: E402
 from falaj.records.training.jobs import Job  # noqa: E402
 
 JULY = 29_000

@@ -22,7 +22,7 @@ from falaj.apps.model_server.server import ModelServer, listen
 from falaj.assembly.model_server import publish_local_socket
 from falaj.assembly.platform import LocalPlatform as Assembled
 from falaj.errors import Denied, Unauthenticated
-from falaj.records.serving import Deployment, Endpoint, Route, ServedFile
+from falaj.records.serving.endpoints import Deployment, Endpoint, Route, ServedFile
 
 TOKEN = "fj_token_1.secret"
 OTHER_TOKEN = "fj_token_2.secret"

@@ -25,7 +25,8 @@ from tritonclient.utils import InferenceServerException
 import falaj as fj
 from command_line import CommandLine, restored_log
 from falaj.apps.supervisor import status
-from falaj.records.serving import GroundTruth, Route, ScoringRule
+from falaj.records.serving.endpoints import Route, ScoringRule
+from falaj.records.serving.predictions import GroundTruth
 from falaj.sdk.platform import Platform
 from model_servers import constant
 from polling import eventually

@@ -29,7 +29,7 @@ from falaj.records.features import OnlineRows
 from falaj.records.governance.identity import Role
 from falaj.records.governance.objects import StoredObject
 from falaj.records.names import ROOT, PrincipalId
-from falaj.records.serving import ServerLoad
+from falaj.records.serving.statistics import ServerLoad
 from falaj.serving.dependencies import LOAD_PATH, LoadVersion
 
 LONGEST_SOCKET_PATH = 100

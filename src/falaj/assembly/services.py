@@ -24,6 +24,7 @@ from falaj.control.services import Services, all_operations
 from falaj.control.workflows.service import IntentQueue, Workflows
 from falaj.features import store as feature_store
 from falaj.features import training_sets
+from falaj.features.request_time.typical_values import TrainingStatistics
 from falaj.features.service import Features
 from falaj.features.table_versions import files as table_files
 from falaj.features.table_versions.published import version_in_use
@@ -122,7 +123,7 @@ def build_services(context: ServiceContext) -> tuple[Services, Callable[[], None
         usage=Usage(gate, accounts=accounts, jobs=job_store),
         features=features,
         models=models,
-        endpoints=_endpoints(context, models, stores),
+        endpoints=_endpoints(context, models, stores, TrainingStatistics(features.backends)),
         monitoring=Monitoring(
             gate,
             training_set=partial(training_sets.stream, features.backends),
@@ -195,13 +196,16 @@ def table_digests(database: Database, tables: Mapping[str, TableStore]) -> Table
     return digests
 
 
-def _endpoints(context: ServiceContext, models: Models, stores: dict[str, EncryptedBlobs]) -> Endpoints:
+def _endpoints(
+    context: ServiceContext, models: Models, stores: dict[str, EncryptedBlobs], training: TrainingStatistics
+) -> Endpoints:
     return Endpoints(
         context.gate,
         stores=stores,
         versions=models.open_version,
         approvals=ServingApprovals(context.gate),
         views=feature_store.find_view,
+        training=training,
         server=LocalModelServer(context.home),
         parsers=context.parsers,
     )

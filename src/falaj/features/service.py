@@ -42,6 +42,7 @@ from falaj.records.features import (
     Moment,
     OnlineRows,
     PlannedChange,
+    RequestFeatures,
     StoredView,
     TableCleanup,
     TrainingSet,
@@ -197,15 +198,17 @@ class Features:
         until: Moment | None = None,
         last: Duration | None = None,
         event_time: Column | None = None,
+        request_features: RequestFeatures = (),
         zone: ZoneName | None = None,
     ) -> TrainingSet:
         """Join every row of a spine with the features of `views` as they were known at its event time.
 
         The spine is an uploaded blob or a view, whose columns become part of the set. Rows of the spine are limited
         to those from `since` and before `until`, or to the `last` duration before its newest row. Features are named
-        `view__feature`. The versions that were read are pinned and the result is stored. The same name with the same
-        inputs is the training set that there is. Times of an uploaded spine without a zone are read as UTC, and
-        nanoseconds are cut; the notes of the result say so.
+        `view__feature`. `request_features` are further columns, computed from those of the spine and the features; an
+        endpoint that serves a model of the set computes them for each request. The versions that were read are pinned
+        and the result is stored. The same name with the same inputs is the training set that there is. Times of an
+        uploaded spine without a zone are read as UTC, and nanoseconds are cut; the notes of the result say so.
         """
         call = current_call()
         span = SpineSpan(since=since, until=until, last=last)
@@ -219,6 +222,7 @@ class Features:
             zone=self.gate.zones.named(zone).name,
             span=span,
             event_time=event_time,
+            request_features=request_features,
         )
 
     @operation("features.training_sets", resource="workspace", mode=Mode.READ)

@@ -13,7 +13,16 @@ from falaj.governance.objects import by_id
 from falaj.governance.operations.call import Call
 from falaj.ports.metadata import Transaction
 from falaj.ports.tables import TableKey
-from falaj.records.features import Entity, Feature, FeatureView, KnownAt, PinnedView, StoredView, TrainingSet
+from falaj.records.features import (
+    Entity,
+    Feature,
+    FeatureView,
+    KnownAt,
+    PinnedView,
+    RequestFeature,
+    StoredView,
+    TrainingSet,
+)
 from falaj.records.governance.objects import StoredObject
 
 
@@ -132,6 +141,9 @@ def load_training_set(tx: Transaction, found: StoredObject) -> TrainingSet:
         label=found.label,
         views=tuple(PinnedView.model_validate(each) for each in row.pop("views")),
         columns=tuple(row.pop("columns")),
+        request_features=tuple(
+            RequestFeature.model_validate(each) for each in row.pop("request_features") or ()
+        ),
         created_at=found.created_at,
         **row,
     )

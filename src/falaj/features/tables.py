@@ -40,6 +40,7 @@ training_sets = Table(
     Column("columns", JsonText, nullable=False),
     Column("table_version", BigInteger, nullable=False),
     Column("rows", BigInteger, nullable=False),
+    Column("request_features", JsonText),
 )
 
 ingestions = Table(

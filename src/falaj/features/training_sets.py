@@ -23,9 +23,13 @@ from falaj.governance.operations.operation import ArrowStream
 from falaj.governance.tables import blobs
 from falaj.ports.machine.memory import MemoryLease
 from falaj.ports.queries import ArrowTable
-from falaj.records.features import StoredView, TrainingSet, pin_of
+from falaj.records.expressions.declarations import resolve_features
+from falaj.records.features import RequestFeature, StoredView, TrainingSet, pin_of
 from falaj.records.governance.objects import StoredObject
 from falaj.records.names import new_id
+
+COMPUTED_BYTES = 9
+"""What a computed value takes: eight bytes, and its bit of validity."""
 
 
 @dataclass(frozen=True)
@@ -46,15 +50,41 @@ def build(
     zone: str,
     span: SpineSpan,
     event_time: str | None,
+    request_features: Sequence[RequestFeature] = (),
 ) -> TrainingSet:
-    """Join, store and publish the training set `name` in workspace `workspace`."""
+    """Join, compute, store and publish the training set `name` in workspace `workspace`."""
     with backends.leased() as (leased, memory):
         views = require_scan(backends.gate, call, sources.views)
         spine = load_spine(
             leased, call, sources.spine, views, span=span, event_time=event_time, memory=memory
         )
-        found = _joined(leased, spine, views, memory)
-        return _store(backends, call, name, workspace, zone, spine, views, found)
+        computed = _resolved(spine, views, request_features)
+        found = _with_computed(_joined(leased, spine, views, memory), computed, memory)
+        return _store(backends, call, name, workspace, zone, spine, views, computed, found)
+
+
+def _resolved(
+    spine: Spine, views: list[StoredView], features: Sequence[RequestFeature]
+) -> tuple[RequestFeature, ...]:
+    """Return the request-time features with the types of what they use. Raise InvalidInput with all faults."""
+    if not features:
+        return ()
+    from falaj.features.request_time import training_columns
+
+    known = training_columns.column_types(spine.rows)
+    for view in views:
+        known |= {f"{view.definition.name}__{each.name}": each.type for each in view.definition.features}
+    return resolve_features(features, known, where="request_features")
+
+
+def _with_computed(rows: ArrowTable, features: Sequence[RequestFeature], memory: MemoryLease) -> ArrowTable:
+    """Return the joined rows with the columns that are computed from them."""
+    if not features:
+        return rows
+    from falaj.features.request_time import training_columns
+
+    memory.grow(rows.num_rows * len(features) * COMPUTED_BYTES)
+    return training_columns.add_columns(rows, features)
 
 
 def _store(
@@ -65,6 +95,7 @@ def _store(
     zone: str,
     spine: Spine,
     views: list[StoredView],
+    computed: Sequence[RequestFeature],
     found: ArrowTable,
 ) -> TrainingSet:
     """Write the joined rows, which are in the order of the spine, and publish them as the training set `name`."""
@@ -77,7 +108,7 @@ def _store(
 
     def publish() -> TrainingSet:
         now = call.object("workspace")  # found anew at the commit point
-        inputs = _pinned_inputs(call.object("spine"), spine, views)
+        inputs = _pinned_inputs(call.object("spine"), spine, views, computed)
         if (same := _made_before(backends, call, now, name, zone, inputs)) is not None:
             return same.model_copy(update={"notes": spine.notes})
         require_living_key(call.tx, workspace.id)
@@ -120,13 +151,14 @@ def _made_before(
         "until": made.until,
         "event_time": made.event_time,
         "views": [view.model_dump(mode="json") for view in made.views],
+        "request_features": [each.model_dump(mode="json") for each in made.request_features],
     }
     is_same = made.zone == zone and inputs == before | {"spine": inputs["spine"]}
     if is_same and _has_spine(call, made, inputs["spine"]):
         return made
     raise AlreadyExists(
-        f"there is already a training set {name!r}, made from other rows or in another zone; it is immutable, so "
-        "choose another name"
+        f"there is already a training set {name!r}, made from other rows or features, or in another zone; it is "
+        "immutable, so choose another name"
     )
 
 
@@ -164,7 +196,9 @@ def _joined(
     return join(backends.queries, inputs, spine.rows.column_names, event_time=spine.event_time, views=parts)
 
 
-def _pinned_inputs(source: StoredObject, spine: Spine, views: list[StoredView]) -> dict[str, Any]:
+def _pinned_inputs(
+    source: StoredObject, spine: Spine, views: list[StoredView], computed: Sequence[RequestFeature]
+) -> dict[str, Any]:
     """Return the columns that pin what was read, so that it can be read again."""
     return {
         "spine": source.id,
@@ -173,4 +207,5 @@ def _pinned_inputs(source: StoredObject, spine: Spine, views: list[StoredView]) 
         "until": spine.until,
         "event_time": spine.event_time,
         "views": [pin_of(view).model_dump(mode="json") for view in views],
+        "request_features": [each.model_dump(mode="json") for each in computed],
     }

@@ -16,6 +16,7 @@ from pydantic import (
     model_validator,
 )
 
+from falaj.records.expressions.syntax import MAX_CHARACTERS, parse
 from falaj.records.governance.residency import Label, union
 from falaj.records.names import DataClass, Jurisdiction, Name, ObjectId, Reference, RefersTo, TextRule
 from falaj.records.record import Record
@@ -278,8 +279,31 @@ def pin_of(view: StoredView) -> PinnedView:
     )
 
 
+def _parsed(expression: str) -> str:
+    parse(expression)
+    return expression
+
+
+Expression = Annotated[str, Field(max_length=MAX_CHARACTERS), AfterValidator(_parsed)]
+
+
+class RequestFeature(Record):
+    """A feature that is computed when a request arrives, from its inputs, looked up features and earlier ones of these.
+
+    A training set has the column `name`, computed alike from the columns of its spine and from `view__feature`.
+    `inputs` are the types of the names in the expression; the platform fills in those that it knows.
+    """
+
+    name: Column
+    expression: Expression
+    inputs: Annotated[dict[str, ColumnType], Field(max_length=200)] = {}
+
+
+RequestFeatures = Annotated[tuple[RequestFeature, ...], Field(max_length=200)]
+
+
 class TrainingSet(Record):
-    """A spine with the features of some views as they were known at each row's time.
+    """A spine with the features of some views as they were known at each row's time, and those computed from them.
 
     `spine_pin` says which rows the spine was, where it is a view. `notes` say what was assumed to read an uploaded one;
     only the answer that makes the set has them.
@@ -297,6 +321,7 @@ class TrainingSet(Record):
     event_time: str
     views: tuple[PinnedView, ...]
     columns: tuple[str, ...]
+    request_features: tuple[RequestFeature, ...] = ()
     table_version: int
     rows: int
     created_at: datetime

@@ -10,13 +10,14 @@ from falaj.errors import Unavailable
 from falaj.governance.operations.call import Call
 from falaj.ports.metadata import Transaction
 from falaj.records.control.replicas import ServerReplicas
-from falaj.records.features import OnlineRows, StoredView
+from falaj.records.features import OnlineRows, StoredView, TrainingSet
 from falaj.records.governance.identity import FailureReason
 from falaj.records.governance.objects import StoredObject
 from falaj.records.monitoring.sketches import ColumnRole
 from falaj.records.names import ObjectId
 from falaj.records.registry import ModelVersion
-from falaj.records.serving import ServedModel, ServerLoad
+from falaj.records.serving.statistics import ServerLoad
+from falaj.records.serving.tensors import ServedModel
 
 if TYPE_CHECKING:  # the service is in every process; only the model server loads numpy
     import numpy.typing as npt
@@ -67,6 +68,16 @@ class LoadView(Protocol):
     """Loads the newest version of a feature view; None if there is none."""
 
     def __call__(self, tx: Transaction, found: StoredObject, /) -> StoredView | None: ...
+
+
+class TrainingFacts(Protocol):
+    """Training sets, and typical values of their columns."""
+
+    def training_set(self, tx: Transaction, found: StoredObject, /) -> TrainingSet: ...
+
+    def typical_values(self, found: StoredObject, columns: Sequence[str], /) -> dict[str, float]:
+        """Return a typical value of each column of a training set or view that has any. Takes long: no transaction."""
+        ...
 
 
 class ModelServerClient(Protocol):

@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from falaj.errors import InvalidInput, NotFound
-from falaj.records.serving import DYNAMIC, Deployment, Endpoint, ServedFile, ServingSettings
-from falaj.serving.lookups import FeatureJoin, LookupMeter, build_join
+from falaj.records.serving.endpoints import Deployment, Endpoint, ServedFile
+from falaj.records.serving.settings import ServingSettings
+from falaj.records.serving.tensors import DYNAMIC
+from falaj.serving.lookups.joins import FeatureJoin, LookupMeter, build_join
 from falaj.serving.routing import WeightedRouter
 from falaj.serving.runtime.batch_queue import BatchQueue
 from falaj.serving.runtime.engine import ModelEngine
@@ -119,7 +121,7 @@ def _join(endpoint: Endpoint, file: ServedFile, queue: BatchQueue) -> FeatureJoi
     """Return the feature join of a version. Raise InvalidInput if its input does not match the lookup."""
     if endpoint.lookup is None:
         return None
-    join = build_join(endpoint.lookup, file.features)
+    join = build_join(endpoint.lookup, file.features, version=file.version)
     inputs = queue.model.inputs
     if len(inputs) != 1 or len(inputs[0].shape) != 2 or inputs[0].shape[1] not in (DYNAMIC, join.width):
         raise InvalidInput.at(

@@ -13,7 +13,8 @@ from falaj.governance import objects
 from falaj.governance.operations.call import Call
 from falaj.governance.operations.gate import Gate
 from falaj.records.governance.objects import StoredObject
-from falaj.records.serving import SHADOW, FeedbackResult, GroundTruth, ScoringRule
+from falaj.records.serving.endpoints import SHADOW, ScoringRule
+from falaj.records.serving.predictions import FeedbackResult, GroundTruth
 from falaj.serving import store
 from falaj.serving.prediction_batches import DecodedBatch, split_id
 from falaj.serving.prediction_log import PredictionLog

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from falaj.errors import Damaged, InvalidInput, NotFound, shorten
-from falaj.records.serving import SHADOW, ServedModel
+from falaj.records.serving.endpoints import SHADOW
+from falaj.records.serving.tensors import ServedModel
 from falaj.serving.dependencies import PredictedBatch
 
 ArrowTable: TypeAlias = Any

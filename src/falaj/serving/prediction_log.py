@@ -20,7 +20,7 @@ from falaj.ports.metadata import Transaction
 from falaj.ports.parsers import ByteSource, ParserPool
 from falaj.records.governance.objects import StoredObject
 from falaj.records.names import ObjectId
-from falaj.records.serving import PredictionBatch, PredictionRecord
+from falaj.records.serving.predictions import PredictionBatch, PredictionRecord
 from falaj.serving import store
 from falaj.serving.prediction_batches import DecodedBatch, decode_batch, split_id
 

@@ -21,7 +21,7 @@ from falaj.records.governance.identity import Role
 from falaj.records.governance.objects import StoredObject
 from falaj.records.names import ObjectId
 from falaj.records.registry import ModelVersion
-from falaj.records.serving import DeployedEndpoint, ServedRoute
+from falaj.records.serving.endpoints import DeployedEndpoint, ServedRoute
 from falaj.serving import store
 from falaj.serving.dependencies import VersionApprovals
 

@@ -7,7 +7,7 @@ from hashlib import blake2b
 from itertools import count
 from math import gcd, log
 
-from falaj.records.serving import Route
+from falaj.records.serving.endpoints import Route
 
 HASH_BITS = 64
 

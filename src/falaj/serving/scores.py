@@ -9,7 +9,8 @@ from datetime import datetime
 from math import isfinite, log
 
 from falaj.errors import InvalidInput
-from falaj.records.serving import OutputDifference, ScoringRule, ShadowCounts, ShadowDifference
+from falaj.records.serving.endpoints import ScoringRule
+from falaj.records.serving.shadows import OutputDifference, ShadowCounts, ShadowDifference
 
 BOUNDS_S = (
     *(0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05),

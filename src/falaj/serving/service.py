@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from math import isfinite
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import AwareDatetime, Field
-from pydantic_core import from_json, to_json
 
 from falaj.errors import Conflict, Denied, InvalidInput
 from falaj.governance import objects
@@ -18,6 +16,7 @@ from falaj.governance.operations.call import Call, current_call
 from falaj.governance.operations.gate import Gate
 from falaj.governance.operations.operation import ByteStream, Mode, operation
 from falaj.governance.operations.pagination import list_page
+from falaj.ports.metadata import Transaction
 from falaj.ports.parsers import ParserPool
 from falaj.records.control.replicas import ServerReplicas
 from falaj.records.features import ViewRef
@@ -25,44 +24,62 @@ from falaj.records.governance.identity import Role
 from falaj.records.governance.objects import Cursor, Page, PageSize, StoredObject
 from falaj.records.names import DEFAULT_WORKSPACE, Name, ObjectId, WorkspaceRef, ZoneName
 from falaj.records.registry import AliasName, ModelVersionRef
-from falaj.records.serving import (
-    BurstSize,
-    DelayMs,
+from falaj.records.serving.endpoints import (
     DeployedEndpoint,
-    EndpointObservations,
     EndpointRef,
-    EndpointStats,
+    LoadProblem,
+    Route,
+    Routes,
+    ScoringRule,
+    ServedRoute,
+    StickyKey,
+)
+from falaj.records.serving.lookups import Lookup
+from falaj.records.serving.predictions import (
     FeedbackResult,
     GroundTruth,
     InferenceResult,
     InferInput,
-    InferOutput,
-    LoadProblem,
-    Lookup,
-    MeasuredVersion,
     PredictionBatch,
     PredictionRecord,
     PredictionRef,
+)
+from falaj.records.serving.settings import (
+    BurstSize,
+    DelayMs,
+    MeasuredVersion,
     QueueMs,
-    ReportReceipt,
     RequestRate,
-    Route,
-    Routes,
     RowCount,
     RunCount,
-    ScoringRule,
-    ServedRoute,
-    ServerLoad,
     ServingSettings,
-    ShadowCounts,
-    ShadowReport,
-    StickyKey,
     TimeoutMs,
+)
+from falaj.records.serving.shadows import ShadowCounts, ShadowReport
+from falaj.records.serving.statistics import (
+    EndpointObservations,
+    EndpointStats,
+    ReportReceipt,
+    ServerLoad,
     VersionCounts,
 )
 from falaj.serving import store, validation
-from falaj.serving.dependencies import LoadVersion, LoadView, ModelServerClient, VersionApprovals
+from falaj.serving.dependencies import (
+    LoadVersion,
+    LoadView,
+    ModelServerClient,
+    TrainingFacts,
+    VersionApprovals,
+)
 from falaj.serving.feedback import score_labels
+from falaj.serving.inference import request_inference
+from falaj.serving.lookups.versions import (
+    Column,
+    ImputedValue,
+    VersionLookups,
+    has_imputation,
+    known_values,
+)
 from falaj.serving.prediction_log import PredictionLog
 from falaj.serving.protection import EndpointProtection
 
@@ -91,6 +108,7 @@ class Endpoints:
         versions: LoadVersion,
         approvals: VersionApprovals,
         views: LoadView,
+        training: TrainingFacts,
         server: ModelServerClient,
         parsers: ParserPool,
     ) -> None:
@@ -100,9 +118,10 @@ class Endpoints:
         self._versions = versions
         self._protection = EndpointProtection(approvals)
         self._views = views
+        self._version_lookups = VersionLookups(gate, training)
         self._server = server
 
-    @operation("endpoints.deploy", resource="workspace")
+    @operation("endpoints.deploy", resource="workspace", mode=Mode.LATE)
     def deploy(
         self,
         name: Name,
@@ -115,13 +134,30 @@ class Endpoints:
     ) -> DeployedEndpoint:
         """Route all requests of an endpoint to one model version; create the endpoint on first use.
 
-        `lookup` and `scoring` stay unchanged unless given. Scoring is log loss or squared error; by default the first
-        labels decide. A protected endpoint serves only versions that were approved for its alias; a policy may demand
-        approvals too (`endpoints.serve`).
+        `lookup` and `scoring` stay unchanged unless given. Features that are imputed get typical values of the
+        version's training set, or of the view, which are read now. Scoring is log loss or squared error; by default
+        the first labels decide. A protected endpoint serves only versions that were approved for its alias; a policy
+        may demand approvals too (`endpoints.serve`).
         """
         call = current_call()
         validation.require_name(name)
         self._server.require_engine()
+        values = self._imputed_values(call, name, [call.object("model")], lookup)
+        deploy = partial(self._deploy, call, name, lookup=lookup, scoring=scoring, zone=zone, values=values)
+        made = self.gate.commit(call, deploy)
+        self._server.wake()
+        return made
+
+    def _deploy(
+        self,
+        call: Call,
+        name: str,
+        *,
+        lookup: Lookup | None,
+        scoring: ScoringRule | None,
+        zone: str | None,
+        values: Mapping[Column, ImputedValue],
+    ) -> DeployedEndpoint:
         owner = call.object("workspace")
         found = self.gate.named(call, "endpoint", name, workspace=owner)
         new = found is None
@@ -131,11 +167,10 @@ class Endpoints:
         call.event_data |= {"endpoint": name, "version": version.name}
         routes = validation.served_routes([Route(version=version.name)], [version])
         kept = None if new else store.endpoint_record(call.tx, target)
-        self._put(call, target, routes, [version], lookup=lookup, scoring=scoring, before=kept)
-        self._server.wake()
+        self._put(call, target, routes, [version], lookup=lookup, scoring=scoring, before=kept, values=values)
         return self._record(call, target.id)
 
-    @operation("endpoints.route", resource="endpoint")
+    @operation("endpoints.route", resource="endpoint", mode=Mode.LATE)
     def route(
         self, endpoint: EndpointRef, *, routes: Routes, sticky: StickyKey | None = None
     ) -> DeployedEndpoint:
@@ -148,14 +183,75 @@ class Endpoints:
         A protected endpoint serves only versions that were approved for its alias, whatever their weight.
         """
         call = current_call()
-        target = call.object("endpoint")
         validation.require_routes(routes)
+        target = call.object("endpoint")
+        with self.gate.database.read() as tx:
+            found = self._routed_versions(tx, target, routes)
+        values = self._imputed_values(call, target.name, found, None)
+        return self.gate.commit(call, partial(self._route, call, routes, sticky=sticky, values=values))
+
+    def _route(
+        self,
+        call: Call,
+        routes: Sequence[Route],
+        *,
+        sticky: StickyKey | None,
+        values: Mapping[Column, ImputedValue],
+    ) -> DeployedEndpoint:
+        target = call.object("endpoint")
         before = store.endpoint_record(call.tx, target)
-        served_now = objects.by_id(call.tx, before.routes[0].id) or target
-        found = validation.resolve_versions(call, routes, model=before.model, served=served_now)
+        found = self._routed_versions(call.tx, target, routes)
         served = validation.served_routes(routes, found)
-        self._put(call, target, served, found, lookup=None, scoring=None, before=before, sticky=sticky)
+        self._put(
+            call,
+            target,
+            served,
+            found,
+            lookup=None,
+            scoring=None,
+            before=before,
+            sticky=sticky,
+            values=values,
+        )
         return self._record(call, target.id)
+
+    def _routed_versions(
+        self, tx: Transaction, target: StoredObject, routes: Sequence[Route]
+    ) -> list[StoredObject]:
+        before = store.endpoint_record(tx, target)
+        served_now = objects.by_id(tx, before.routes[0].id) or target
+        return validation.resolve_versions(tx, routes, model=before.model, served=served_now)
+
+    def _imputed_values(
+        self, call: Call, name: str, found: Sequence[StoredObject], lookup: Lookup | None
+    ) -> dict[Column, ImputedValue]:
+        """Return what features without a value get on versions to be served; an earlier lookup keeps what it has.
+
+        It reads training sets, which takes too long for the transaction that stores the routes.
+        """
+        with self.gate.database.read() as tx:
+            owner = call.object("workspace") if "workspace" in call.referred else None
+            target = (
+                call.object("endpoint")
+                if owner is None
+                else self.gate.named(call, "endpoint", name, workspace=owner, tx=tx)
+            )
+            before = None if target is None else store.endpoint_record(tx, target).lookup
+            if lookup is not None:
+                place = DEFAULT_WORKSPACE if owner is None else owner.name
+                lookup, _ = validation.resolve_lookup(
+                    self.gate, call, tx, lookup, workspace=place, opened=self._views
+                )
+            used = lookup or before
+            if used is None or not has_imputation(used):
+                return {}
+            for each in found:
+                self.gate.require(call, "models.read", each, tx=tx)
+            versions = [self._versions(tx, each) for each in found]
+            plan = self._version_lookups.plan(call, tx, used, versions)
+        known = {} if lookup is not None else known_values(before)
+        unknown = {column: places for column, places in plan.items() if column not in known}
+        return known | self._version_lookups.read(unknown)
 
     @operation("endpoints.configure", resource="endpoint")
     def configure(
@@ -336,7 +432,7 @@ class Endpoints:
     ) -> InferenceResult:
         """Request predictions from an endpoint. For high throughput, send requests to its URL with the same token."""
         call = current_call()  # the gate resolved `endpoint` to the hot id
-        return _request_inference(
+        return request_inference(
             self._server, str(call.hot_id), call.caller.name, inputs=inputs, request=request, version=version
         )
 
@@ -405,6 +501,7 @@ class Endpoints:
         lookup: Lookup | None,
         scoring: ScoringRule | None,
         before: DeployedEndpoint | None,
+        values: Mapping[Column, ImputedValue],
         sticky: StickyKey | None = None,
     ) -> None:
         """Validate and store `routes`; lookup, scoring and sticky key stay as in `before` unless given."""
@@ -417,6 +514,7 @@ class Endpoints:
             lookup, views = validation.resolve_lookup(
                 self.gate,
                 call,
+                call.tx,
                 lookup,
                 workspace=workspace.name if workspace else DEFAULT_WORKSPACE,
                 opened=self._views,
@@ -427,6 +525,8 @@ class Endpoints:
             flowing += views
         elif before is not None:
             lookup = before.lookup
+        if lookup is not None:
+            lookup = self._version_lookups.resolve(call, lookup, versions, values)
         validation.require_lookup_fits(lookup, versions)
         model = versions[0].name
         scoring = scoring or (before.scoring if before is not None and before.model == model else None)
@@ -484,37 +584,3 @@ def endpoint_path(workspace: StoredObject | None, name: str) -> str:
 def _require_server(call: Call) -> None:
     if (call.caller.kind, call.caller.name) != ("service", MODEL_SERVER):
         raise Denied(f"only the service {MODEL_SERVER} may {call.operation.name}")
-
-
-def _request_inference(
-    server: ModelServerClient,
-    endpoint: str,
-    caller: str,
-    *,
-    inputs: Sequence[InferInput],
-    request: str,
-    version: str | None,
-) -> InferenceResult:
-    """Send an inference request to the model server through its internal socket."""
-    path = endpoint if version is None else f"{endpoint}/versions/{version}"
-    body = to_json({"id": request, "inputs": [each.model_dump(mode="json") for each in inputs]})
-    response = from_json(server.infer(f"/v2/models/{path}/infer", caller, body))
-    parameters = response.get("parameters", {})
-    return InferenceResult(
-        model_name=response["model_name"],
-        model_version=response["model_version"],
-        id=response.get("id", ""),
-        prediction=parameters.get("prediction") or response.get("id"),
-        outputs=tuple(_output(**each) for each in response["outputs"]),
-        missing=from_json(parameters.get("missing_features", "[]")),
-        missing_rows=parameters.get("missing_rows", 0),
-        feature_age_s=parameters.get("feature_age_s"),
-        fallback_from=parameters.get("fallback_from"),
-        fallback_reason=parameters.get("fallback_reason"),
-    )
-
-
-def _output(*, data: list[Any], parameters: object = None, **fields: Any) -> InferOutput:
-    """Return an output tensor; what is not finite becomes null, which is all that strict JSON has for it."""
-    shown = [None if isinstance(value, float) and not isfinite(value) else value for value in data]
-    return InferOutput(**fields, data=shown, not_finite=shown.count(None))

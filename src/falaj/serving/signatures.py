@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from falaj.errors import Fault, InvalidInput, shorten
-from falaj.records.serving import DYNAMIC, Datatype, ServedModel, Tensor
+from falaj.records.serving.tensors import DYNAMIC, Datatype, ServedModel, Tensor
 from falaj.serving.tensors import NUMPY
 
 Array = npt.NDArray[Any]

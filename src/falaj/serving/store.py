@@ -15,23 +15,19 @@ from falaj.governance.tables import objects as objects_table
 from falaj.ports.metadata import Transaction
 from falaj.records.governance.objects import StoredObject
 from falaj.records.names import ObjectId
-from falaj.records.serving import (
+from falaj.records.serving.endpoints import (
     DeployedEndpoint,
     LoadProblem,
-    Lookup,
-    MeasuredVersion,
-    Observation,
-    PredictionBatch,
     Route,
     ScoringRule,
     ServedRoute,
-    ServingSettings,
-    ShadowCounts,
-    ShadowDifference,
     StickyKey,
-    VersionCounts,
-    VersionStats,
 )
+from falaj.records.serving.lookups import Lookup
+from falaj.records.serving.predictions import PredictionBatch
+from falaj.records.serving.settings import MeasuredVersion, ServingSettings
+from falaj.records.serving.shadows import ShadowCounts, ShadowDifference
+from falaj.records.serving.statistics import Observation, VersionCounts, VersionStats
 from falaj.serving.scores import difference_of, merge_counts, percentile_ms, slow_bound_s, slower_than
 from falaj.serving.tables import (
     batches,

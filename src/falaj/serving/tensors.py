@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from falaj.records.serving import Datatype
+from falaj.records.serving.tensors import Datatype
 
 Array = npt.NDArray[Any]
 

@@ -15,9 +15,11 @@ from falaj.records.features import ColumnType
 from falaj.records.governance.objects import StoredObject
 from falaj.records.governance.residency import Zone
 from falaj.records.registry import FileFormat, ModelVersion
-from falaj.records.serving import Datatype, DeployedEndpoint, Lookup, Route, ServedRoute, ViewLookup
+from falaj.records.serving.endpoints import DeployedEndpoint, Route, ServedRoute
+from falaj.records.serving.lookups import Lookup, ViewLookup
+from falaj.records.serving.tensors import Datatype
 from falaj.serving.dependencies import LoadVersion, LoadView
-from falaj.serving.lookups import require_lookup_fits_version
+from falaj.serving.lookups.joins import require_lookup_fits_version
 
 NUMERIC = frozenset({ColumnType.INTEGER, ColumnType.FLOAT, ColumnType.BOOLEAN})
 RESERVED = frozenset({"config", "index", "infer", "load", "ready", "stats", "unload", "versions"})
@@ -81,14 +83,14 @@ def _format_fault(version: ModelVersion) -> Fault | None:
 
 
 def resolve_versions(
-    call: Call, routes: Sequence[Route], *, model: str, served: StoredObject
+    tx: Transaction, routes: Sequence[Route], *, model: str, served: StoredObject
 ) -> list[StoredObject]:
     """Return the versions that routes name, by number or like churn@14, in the workspace of the version `served`."""
     found, faults = [], []
     for route in routes:
         name, _, number = route.version.rpartition("@")
         place = {"workspace": served.workspace, "kind": "model_version", "name": f"{name or model}@{number}"}
-        version = objects.by_name(call.tx, **place) or objects.by_alias(call.tx, **place)
+        version = objects.by_name(tx, **place) or objects.by_alias(tx, **place)
         if version is None or (name and name != model):
             allowed = f"a version of {model}; to serve another model, deploy it under another name"
             faults.append(Fault(where="routes.version", given=route.version, allowed=allowed))
@@ -130,15 +132,15 @@ def require_routes(routes: Sequence[Route]) -> None:
 
 
 def resolve_lookup(
-    gate: Gate, call: Call, lookup: Lookup, *, workspace: str, opened: LoadView
+    gate: Gate, call: Call, tx: Transaction, lookup: Lookup, *, workspace: str, opened: LoadView
 ) -> tuple[Lookup, list[StoredObject]]:
     """Return `lookup` with the ids, keys and features of its views, and the views."""
-    found = [objects.resolve(call.tx, each.view, kind="view", workspace=workspace) for each in lookup.views]
+    found = [objects.resolve(tx, each.view, kind="view", workspace=workspace) for each in lookup.views]
     faults: list[Fault] = []
     views = []
     for given, view in zip(lookup.views, found, strict=True):
-        gate.require(call, "features.read", view, reference=given.view)
-        views.append(_resolved_view(call, given, view, opened, faults))
+        gate.require(call, "features.read", view, tx=tx, reference=given.view)
+        views.append(_resolved_view(tx, given, view, opened, faults))
     names = [view.name for view in views]
     faults += [
         Fault(where=f"lookup: view {name}", given="a duplicate name", allowed="a unique name for each view")
@@ -146,23 +148,23 @@ def resolve_lookup(
     ]
     if faults:
         raise InvalidInput("the lookup is not valid", faults=faults)
-    return lookup.model_copy(update={"views": tuple(views)}), found
+    return lookup.model_copy(update={"views": tuple(views), "versions": ()}), found
 
 
 def is_same_lookup(one: Lookup, other: Lookup | None) -> bool:
     """Tell whether two lookups are the same, whatever features their views have meanwhile."""
 
     def plain(lookup: Lookup) -> Lookup:
-        views = tuple(view.model_copy(update={"features": ()}) for view in lookup.views)
-        return lookup.model_copy(update={"views": views})
+        views = tuple(view.model_copy(update={"features": (), "types": ()}) for view in lookup.views)
+        return lookup.model_copy(update={"views": views, "versions": ()})
 
     return other is not None and plain(one) == plain(other)
 
 
 def _resolved_view(
-    call: Call, given: ViewLookup, view: StoredObject, opened: LoadView, faults: list[Fault]
+    tx: Transaction, given: ViewLookup, view: StoredObject, opened: LoadView, faults: list[Fault]
 ) -> ViewLookup:
-    stored = opened(call.tx, view)
+    stored = opened(tx, view)
     if stored is None:
         raise objects.unknown(given.view, "view")
     columns = tuple(key.name for key in stored.keys)
@@ -174,7 +176,7 @@ def _resolved_view(
                 where=where, given=f"keys {', '.join(keys)}", allowed=f"one for each of {', '.join(columns)}"
             )
         )
-    numeric = tuple(each.name for each in stored.definition.features if each.type in NUMERIC)
+    numeric = [each for each in stored.definition.features if each.type in NUMERIC]
     if not numeric:
         faults.append(Fault(where=where, given="no numeric feature", allowed="numeric features"))
     types = tuple(Datatype.INT64 if key.type is ColumnType.INTEGER else Datatype.BYTES for key in stored.keys)
@@ -182,7 +184,8 @@ def _resolved_view(
         view=view.id,
         name=given.name or view.name,
         keys=keys,
-        features=numeric,
+        features=tuple(each.name for each in numeric),
+        types=tuple(each.type for each in numeric),
         key_types=types,
         missing=given.missing,
         max_age=given.max_age,

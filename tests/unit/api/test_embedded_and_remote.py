@@ -24,7 +24,7 @@ from falaj.records.features import ColumnType, Entity, Feature, FeatureView
 from falaj.records.governance.identity import Role
 from falaj.records.names import PrincipalId
 from falaj.records.scheduling.mig import GpuSettings
-from falaj.records.serving import Route
+from falaj.records.serving.endpoints import Route
 from falaj.records.training.jobs import JobSpec
 from falaj.sdk.embedded import open_platform
 from falaj.sdk.remote import remote_service

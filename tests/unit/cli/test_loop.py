@@ -13,7 +13,7 @@ import pytest
 
 import falaj as fj
 from command_line import CommandLine, command_line
-from falaj.apps.cli.commands.endpoints import key_inputs, print_notes, show_answer, tensor
+from falaj.apps.cli.commands.endpoints_infer import key_inputs, print_notes, show_answer, tensor
 from falaj.apps.cli.commands.events import print_event
 from falaj.apps.cli.commands.workflows import describe
 from falaj.apps.cli.files import atomic_file
@@ -26,14 +26,9 @@ from falaj.records.control.workflows import WorkflowRun, WorkflowState
 from falaj.records.governance.events import Event
 from falaj.records.monitoring.monitors import Alert
 from falaj.records.registry import TensorSpec
-from falaj.records.serving import (
-    Datatype,
-    InferenceResult,
-    InferOutput,
-    Lookup,
-    MissingFeatures,
-    ViewLookup,
-)
+from falaj.records.serving.lookups import Lookup, MissingFeatures, ViewLookup
+from falaj.records.serving.predictions import InferenceResult, InferOutput
+from falaj.records.serving.tensors import Datatype
 
 FEATURES = """
 [[entity]]

@@ -7,15 +7,16 @@ from typing import Any
 
 import pytest
 
-from falaj.apps.cli.commands import endpoints
+from falaj.apps.cli.commands import endpoints_deploy
 from falaj.control.pipelines import canary
 from falaj.errors import InvalidInput
 from falaj.records.names import ObjectId
-from falaj.records.serving import Lookup, Route, ServedRoute
+from falaj.records.serving.endpoints import Route, ServedRoute
+from falaj.records.serving.lookups import Lookup
 
 
 def lookup(missing: list[str], impute: list[str] | None = None, max_age: list[str] | None = None) -> Lookup:
-    typed: dict[str, Any] = endpoints._lookup(
+    typed: dict[str, Any] = endpoints_deploy._lookup(
         ["calls", "bills=customer"], [], missing, impute or [], max_age or []
     )
     return Lookup.model_validate(typed)
@@ -64,19 +65,23 @@ def test_rules_that_make_no_sense_are_refused(
 
 
 def test_the_way_back_is_typed_like_the_routes() -> None:
-    typed = [endpoints._route("1=90"), endpoints._route("2=10"), endpoints._shadow("3=25%")]
+    typed = [
+        endpoints_deploy._route("1=90"),
+        endpoints_deploy._route("2=10"),
+        endpoints_deploy._shadow("3=25%"),
+    ]
 
-    routes = [Route.model_validate(each) for each in endpoints._with_fallback(typed, "2")]
-    added = endpoints._with_fallback([endpoints._route("1")], "4")
+    routes = [Route.model_validate(each) for each in endpoints_deploy._with_fallback(typed, "2")]
+    added = endpoints_deploy._with_fallback([endpoints_deploy._route("1")], "4")
 
-    assert " ".join(endpoints._typed(routes)) == "1=90 2=10 --shadow 3=25 --fallback 2"
+    assert " ".join(endpoints_deploy._typed(routes)) == "1=90 2=10 --shadow 3=25 --fallback 2"
     assert added[-1] == {"version": "4", "weight": 0, "fallback": True}
 
 
 @pytest.mark.parametrize("text", ["3=0", "3=101", "3=x", "3=-1", "3=1.5"])
 def test_a_shadow_has_a_share_in_percent(text: str) -> None:
     with pytest.raises(InvalidInput, match="a shadow is not valid"):
-        endpoints._shadow(text)
+        endpoints_deploy._shadow(text)
 
 
 def test_a_canary_keeps_shadows_and_the_fallback() -> None:

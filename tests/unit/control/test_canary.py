@@ -10,7 +10,8 @@ from pydantic import ValidationError
 
 from falaj.control.pipelines.verdict import REFERENCE_REQUESTS, CanaryJudge
 from falaj.records.control.pipelines import Canary, CanaryOutcome, CanaryVerdict
-from falaj.records.serving import Observation, ScoringRule, VersionCounts, VersionStats
+from falaj.records.serving.endpoints import ScoringRule
+from falaj.records.serving.statistics import Observation, VersionCounts, VersionStats
 
 NOON = datetime(2026, 11, 16, 12, tzinfo=UTC)
 REQUESTS = Canary(share=50, requests=100, labels=0, latency=1.0)

@@ -18,7 +18,8 @@ from falaj.records.control.pipelines import Canary
 from falaj.records.control.workflows import WorkflowRun, WorkflowState
 from falaj.records.governance.identity import Role
 from falaj.records.record import utc_now
-from falaj.records.serving import Route, VersionCounts
+from falaj.records.serving.endpoints import Route
+from falaj.records.serving.statistics import VersionCounts
 from falaj.serving.service import MODEL_SERVER
 from model_files import onnx
 from platforms import OwnPlatform, make_platform

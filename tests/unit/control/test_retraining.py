@@ -16,12 +16,11 @@ from falaj.errors import Conflict, NotFound
 from falaj.records.control.pipelines import Canary, Pipeline
 from falaj.records.names import ObjectId
 from falaj.records.record import utc_now
-from falaj.records.serving import (
+from falaj.records.serving.endpoints import ScoringRule, ServedRoute
+from falaj.records.serving.statistics import (
     EndpointObservations,
     EndpointStats,
     Observation,
-    ScoringRule,
-    ServedRoute,
     VersionCounts,
     VersionStats,
 )

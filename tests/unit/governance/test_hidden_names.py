@@ -12,7 +12,7 @@ from falaj.governance.operations.caller import Caller, acting_as
 from falaj.records.control.pipelines import Pipeline
 from falaj.records.features import ColumnType, Entity, Feature, FeatureView
 from falaj.records.governance.identity import Role
-from falaj.records.serving import Lookup, ViewLookup
+from falaj.records.serving.lookups import Lookup, ViewLookup
 from falaj.records.training.jobs import JobSpec
 from model_files import onnx
 from platforms import OwnPlatform

@@ -19,7 +19,8 @@ from pydantic import ValidationError
 
 from falaj.apps.model_server.server import listen
 from falaj.errors import Damaged, FalajError, InvalidInput, NotFound
-from falaj.records.serving import Datatype, Deployment, Endpoint, Route, ServedFile, ServedModel, Tensor
+from falaj.records.serving.endpoints import Deployment, Endpoint, Route, ServedFile
+from falaj.records.serving.tensors import Datatype, ServedModel, Tensor
 from falaj.serving.routing import WeightedRouter, weighted_round_robin
 from falaj.serving.runtime import batch_queue
 from falaj.serving.runtime.batch_queue import BatchQueue

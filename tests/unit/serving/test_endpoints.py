@@ -30,17 +30,11 @@ from falaj.governance.operations.caller import acting_as
 from falaj.records.governance.identity import Role
 from falaj.records.record import utc_now
 from falaj.records.registry import TensorSpec
-from falaj.records.serving import (
-    GroundTruth,
-    InferInput,
-    Lookup,
-    MissingReason,
-    Route,
-    ScoringRule,
-    ServingSettings,
-    VersionCounts,
-    ViewLookup,
-)
+from falaj.records.serving.endpoints import Route, ScoringRule
+from falaj.records.serving.lookups import Lookup, MissingReason, ViewLookup
+from falaj.records.serving.predictions import GroundTruth, InferInput
+from falaj.records.serving.settings import ServingSettings
+from falaj.records.serving.statistics import VersionCounts
 from falaj.serving.service import MODEL_SERVER
 from model_files import safetensors
 from model_servers import constant, serving_platform

@@ -18,7 +18,7 @@ from onnx import ModelProto, TensorProto, helper
 from falaj.assembly.parsing import find_sandboxes
 from falaj.errors import InvalidInput, TooLarge, Unavailable
 from falaj.ports.sandbox import Sandbox, UserCode
-from falaj.records.serving import ServedFile
+from falaj.records.serving.endpoints import ServedFile
 from falaj.serving.runtime import worker as workers
 from falaj.serving.runtime.engine import ModelEngine
 from falaj.serving.runtime.loading import open_model
@@ -302,7 +302,7 @@ def has_loaded_runtime(process: int) -> bool:
 SERVES = """
 import sys, time
 from pathlib import Path
-from falaj.records.serving import ServedFile
+from falaj.records.serving.endpoints import ServedFile
 from falaj.serving.runtime.loading import open_model
 engine = open_model(ServedFile(model="m", version="1"), Path(sys.argv[1]).read_bytes())
 print(engine._worker.process.pid, flush=True)

@@ -13,7 +13,7 @@ from tritonclient.grpc import service_pb2
 from falaj.apps.model_server.grpc.answers import InferWriter
 from falaj.apps.model_server.grpc.http2 import AFTER_MESSAGE, BEFORE_MESSAGE, pack_answer
 from falaj.apps.model_server.inference.protocol import OutputChoice
-from falaj.records.serving import DYNAMIC, Datatype, ServedModel, Tensor
+from falaj.records.serving.tensors import DYNAMIC, Datatype, ServedModel, Tensor
 from falaj.serving.tensors import NUMPY
 
 ALL = (OutputChoice(0, False),)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import httpx
 
-from falaj.records.serving import InferInput
+from falaj.records.serving.predictions import InferInput
 from model_servers import constant, serving_platform
 from platforms import OwnPlatform
 from polling import eventually

@@ -22,7 +22,7 @@ from onnx import TensorProto, helper
 from falaj.apps.model_server.inference.json_values import encode_values, mark_words
 from falaj.apps.model_server.inference.protocol import read_request, read_values
 from falaj.errors import InvalidInput
-from falaj.records.serving import Datatype
+from falaj.records.serving.tensors import Datatype
 from model_servers import TOKEN, RawClient, RunningServer, deployment, model, request, serving
 
 

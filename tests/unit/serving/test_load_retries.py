@@ -16,7 +16,8 @@ from falaj.apps.model_server.platform.recorder import VersionKey
 from falaj.apps.model_server.platform.reload import DeploymentReloader
 from falaj.assembly.model_server import version_opener
 from falaj.errors import Damaged, FalajError, InvalidInput, NotFound, Unavailable
-from falaj.records.serving import Deployment, Endpoint, LoadProblem, MeasuredVersion, ServedFile
+from falaj.records.serving.endpoints import Deployment, Endpoint, LoadProblem, ServedFile
+from falaj.records.serving.settings import MeasuredVersion
 from model_servers import constant
 from platforms import OwnPlatform, make_platform
 

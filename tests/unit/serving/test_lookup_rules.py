@@ -16,8 +16,9 @@ from onnx import TensorProto, helper
 from falaj.errors import InvalidInput
 from falaj.records.features import OnlineRow, OnlineRows
 from falaj.records.registry import ModelVersion, TensorSpec
-from falaj.records.serving import Deployment, Lookup, ViewLookup
-from falaj.serving.lookups import build_join, require_lookup_fits_version
+from falaj.records.serving.endpoints import Deployment
+from falaj.records.serving.lookups import Lookup, ViewLookup
+from falaj.serving.lookups.joins import build_join, require_lookup_fits_version
 from inference_clients import PROTOCOLS, GrpcClient, InferenceClient, connect
 from model_servers import RawClient, RunningServer, deployment, model, request, serving
 
@@ -205,8 +206,8 @@ def test_the_default_of_a_feature_comes_before_the_rule_of_its_view() -> None:
     view = TRIPS.model_copy(update={"missing": "reject"})
     lookup = Lookup(views=(view, ACCOUNT), features=COLUMNS, missing=7.0, defaults={"trips": 2.0})
 
-    join = build_join(lookup, COLUMNS)
+    join = build_join(lookup, COLUMNS, version="1")
 
     assert join.defaults[:2] == (2.0, 7.0)
     assert join.required == frozenset()
-    assert isnan(build_join(Lookup(views=(TRIPS,), features=COLUMNS), COLUMNS).defaults[0])
+    assert isnan(build_join(Lookup(views=(TRIPS,), features=COLUMNS), COLUMNS, version="1").defaults[0])

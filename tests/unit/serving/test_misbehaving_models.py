@@ -21,7 +21,8 @@ import pytest
 from onnx import TensorProto, helper
 
 from falaj.errors import InvalidInput
-from falaj.records.serving import Datatype, ServedFile, ServedModel, Tensor
+from falaj.records.serving.endpoints import ServedFile
+from falaj.records.serving.tensors import Datatype, ServedModel, Tensor
 from falaj.serving.dependencies import PredictedBatch
 from falaj.serving.runtime.engine import MODEL_MEMORY_BYTES, ModelEngine
 from falaj.serving.runtime.loading import load

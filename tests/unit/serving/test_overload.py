@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from falaj.errors import DeadlineExceeded, FalajError, Overloaded
-from falaj.records.serving import Datatype, ServedModel, Tensor
+from falaj.records.serving.tensors import Datatype, ServedModel, Tensor
 from falaj.serving.runtime.batch_queue import BatchQueue
 from falaj.serving.runtime.probe import RunCost
 from falaj.serving.runtime.queue_limit import QueueLimit

@@ -32,7 +32,9 @@ from falaj.apps.model_server.limits import ServerLimits
 from falaj.errors import InvalidInput, TooLarge
 from falaj.governance import arrow_ipc
 from falaj.records.features import OnlineRow, OnlineRows
-from falaj.records.serving import DYNAMIC, Datatype, Deployment, Lookup, ServedModel, Tensor, ViewLookup
+from falaj.records.serving.endpoints import Deployment
+from falaj.records.serving.lookups import Lookup, ViewLookup
+from falaj.records.serving.tensors import DYNAMIC, Datatype, ServedModel, Tensor
 from model_servers import (
     RawClient,
     RunningServer,

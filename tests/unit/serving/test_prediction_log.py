@@ -28,7 +28,9 @@ from falaj.ports.parsers import ByteSource
 from falaj.records.governance.identity import Role
 from falaj.records.monitoring.sketches import ColumnRole
 from falaj.records.names import new_id
-from falaj.records.serving import Datatype, PredictionRecord, ScoringRule, ServedModel, Tensor
+from falaj.records.serving.endpoints import ScoringRule
+from falaj.records.serving.predictions import PredictionRecord
+from falaj.records.serving.tensors import Datatype, ServedModel, Tensor
 from falaj.serving import store as serving_store
 from falaj.serving.dependencies import PredictedBatch
 from falaj.serving.prediction_batches import decode_batch, split_id

@@ -21,7 +21,7 @@ from falaj.apps.model_server.platform.log_frames import BatchClosed, FrameReader
 from falaj.apps.model_server.platform.log_process import LogReceiver, LogThread
 from falaj.apps.model_server.platform.recorder import PredictionRecorder, PredictionSource, VersionKey
 from falaj.errors import FalajError, NotFound, Unavailable
-from falaj.records.serving import Datatype, ServedModel, Tensor
+from falaj.records.serving.tensors import Datatype, ServedModel, Tensor
 from falaj.serving.dependencies import PredictedBatch
 
 KEY: VersionKey = ("endpoint", "1")

@@ -11,7 +11,7 @@ import pytest
 from falaj.errors import Denied
 from falaj.governance.operations.caller import Caller, acting_as
 from falaj.records.governance.identity import Role
-from falaj.records.serving import Route
+from falaj.records.serving.endpoints import Route
 from model_servers import constant
 from platforms import OwnPlatform
 

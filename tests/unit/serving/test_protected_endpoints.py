@@ -14,7 +14,8 @@ from falaj.governance.operations.caller import Caller, acting_as
 from falaj.records.features import ColumnType, Entity, Feature, FeatureView
 from falaj.records.governance.identity import Role
 from falaj.records.registry import TensorSpec
-from falaj.records.serving import Lookup, Route, ViewLookup
+from falaj.records.serving.endpoints import Route
+from falaj.records.serving.lookups import Lookup, ViewLookup
 from model_servers import constant, serving_platform
 from platforms import OwnPlatform
 from polling import eventually

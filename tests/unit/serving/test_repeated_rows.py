@@ -15,7 +15,7 @@ import pytest
 
 from falaj.apps.model_server.http.connection import Connection
 from falaj.apps.model_server.server import ModelServer
-from falaj.records.serving import ServingSettings
+from falaj.records.serving.settings import ServingSettings
 from falaj.serving.dependencies import PredictedBatch
 from model_servers import OTHER_TOKEN, TOKEN, KnownTokens, constant, deployment, mlp, request
 from polling import eventually

@@ -16,7 +16,8 @@ from onnx import helper
 
 from falaj.errors import Conflict
 from falaj.records.features import OnlineRow, OnlineRows
-from falaj.records.serving import Deployment, Lookup, ViewLookup
+from falaj.records.serving.endpoints import Deployment
+from falaj.records.serving.lookups import Lookup, ViewLookup
 from falaj.serving.dependencies import PredictedBatch
 from model_servers import RawClient, RunningServer, constant, deployment, model, request, serving, tabular
 

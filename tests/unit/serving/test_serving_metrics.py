@@ -10,7 +10,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from falaj.apps.model_server.limits import ServerLimits
-from falaj.records.serving import Deployment
+from falaj.records.serving.endpoints import Deployment
 from model_servers import RawClient, RunningServer, constant, deployment, mlp, request, serving
 
 

@@ -13,7 +13,8 @@ from pydantic import ValidationError
 from tritonclient.utils import InferenceServerException
 
 from falaj.errors import RateLimited
-from falaj.records.serving import Deployment, Endpoint, Route, ServedFile, ServingSettings
+from falaj.records.serving.endpoints import Deployment, Endpoint, Route, ServedFile
+from falaj.records.serving.settings import ServingSettings
 from falaj.serving.runtime import rate_limits
 from falaj.serving.runtime.loading import load
 from falaj.serving.runtime.rate_limits import LocalBuckets, RateLimit, RateLimits

@@ -13,7 +13,8 @@ import pytest
 
 from falaj.apps.model_server.inference import shadow
 from falaj.apps.model_server.inference.shadow import compare_output
-from falaj.records.serving import Deployment, OutputDifference, Route, ShadowCounts
+from falaj.records.serving.endpoints import Deployment, Route
+from falaj.records.serving.shadows import OutputDifference, ShadowCounts
 from falaj.serving.dependencies import PredictedBatch
 from falaj.serving.scores import merge_counts
 from inference_clients import PROTOCOLS, GrpcClient, InferenceClient, connect

@@ -11,7 +11,7 @@ import pytest
 from falaj.apps.model_server.platform import shared_buckets
 from falaj.apps.model_server.platform.shared_buckets import SharedBuckets
 from falaj.errors import RateLimited
-from falaj.records.serving import Endpoint, Route
+from falaj.records.serving.endpoints import Endpoint, Route
 from falaj.serving.runtime.rate_limits import LocalBuckets, RateLimit, RateLimits
 
 ENDPOINT = Endpoint(name="shop", model="m", routes=(Route(version="1", weight=1),))

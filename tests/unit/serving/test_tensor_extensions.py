@@ -19,7 +19,7 @@ from onnx import TensorProto, helper
 from tritonclient.utils import InferenceServerException, deserialize_bf16_tensor, serialize_bf16_tensor
 
 from falaj.apps.model_server.inference.classification import classify
-from falaj.records.serving import DYNAMIC, Datatype, Tensor
+from falaj.records.serving.tensors import DYNAMIC, Datatype, Tensor
 from falaj.serving.tensors import bfloat16_bits, from_bfloat16_bits, from_bytes, to_bytes
 from model_servers import (
     TOKEN,

@@ -29,7 +29,8 @@ from falaj.apps.model_server.tracing.spans import FinishedTrace, Tracer, TraceSp
 from falaj.ports.egress import DeliveryFailed
 from falaj.records.config import Config
 from falaj.records.features import OnlineRow, OnlineRows
-from falaj.records.serving import Deployment, Lookup, ViewLookup
+from falaj.records.serving.endpoints import Deployment
+from falaj.records.serving.lookups import Lookup, ViewLookup
 from falaj.serving.runtime.batch_queue import BatchQueue
 from inference_clients import PROTOCOLS, GrpcClient, InferenceClient, connect, inputs_of
 from model_servers import TOKEN, RawClient, RunningServer, constant, deployment, request, serving

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from onnx import helper
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from falaj.records.serving import Deployment, Route
+from falaj.records.serving.endpoints import Deployment, Route
 from falaj.serving.routing import WeightedRouter
 from inference_clients import PROTOCOLS, GrpcClient, InferenceClient, connect
 from model_servers import TOKEN, RawClient, RunningServer, constant, deployment, model, request, serving
@@ -54,7 +54,7 @@ def test_the_shares_of_many_keys_are_those_of_the_weights(weights: tuple[int, ..
 
 def test_a_key_gets_the_same_version_in_every_process() -> None:
     code = (
-        "from falaj.serving.routing import WeightedRouter; from falaj.records.serving import Route\n"
+        "from falaj.serving.routing import WeightedRouter; from falaj.records.serving.endpoints import Route\n"
         "r = WeightedRouter([Route(version='1', weight=70), Route(version='2', weight=30)], name='churn')\n"
         "print(''.join(r.choose(f'k{n}') for n in range(300)))"
     )

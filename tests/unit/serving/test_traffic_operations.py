@@ -15,15 +15,10 @@ from falaj.governance.operations.caller import Caller as Identity
 from falaj.governance.operations.caller import acting_as
 from falaj.records.names import ObjectId, PrincipalId
 from falaj.records.registry import TensorSpec
-from falaj.records.serving import (
-    GroundTruth,
-    ReplicaUsage,
-    Route,
-    ScoringRule,
-    ServerLoad,
-    ShadowCounts,
-    VersionLoad,
-)
+from falaj.records.serving.endpoints import Route, ScoringRule
+from falaj.records.serving.predictions import GroundTruth
+from falaj.records.serving.shadows import ShadowCounts
+from falaj.records.serving.statistics import ReplicaUsage, ServerLoad, VersionLoad
 from falaj.serving.service import MODEL_SERVER
 from model_servers import constant, serving_platform
 from platforms import TWO_ZONES, OwnPlatform, make_platform

@@ -30,7 +30,7 @@ COMMANDS = {
     "doctor": ("Check the installation and the home, and suggest fixes.", "doctor"),
     "apply": ("Apply the definitions of entities and feature views in files.", "apply"),
     "train": ("Run a training script as a job, and follow it.", "train"),
-    "deploy": ("Serve a model version at an endpoint.", "endpoints"),
+    "deploy": ("Serve a model version at an endpoint.", "endpoints_deploy"),
     "whoami": ("Show who you are on the platform, and your roles.", "whoami"),
     "login": ("Sign in to a platform, and save the credential.", "login"),
     "images": ("Build container images of the platform, of workers and of the model server.", "images"),

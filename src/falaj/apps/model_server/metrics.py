@@ -19,9 +19,9 @@ from falaj.apps.model_server import triton_metrics
 from falaj.apps.model_server.replica_metrics import ReplicaMetrics
 from falaj.apps.model_server.triton_metrics import ModelTotals
 from falaj.records.names import ObjectId
-from falaj.records.serving import ReplicaUsage, ServerLoad, VersionLoad
+from falaj.records.serving.statistics import ReplicaUsage, ServerLoad, VersionLoad
 from falaj.serving.deployment_state import ServedEndpoint
-from falaj.serving.lookups import AGES_S
+from falaj.serving.lookups.joins import AGES_S
 from falaj.serving.runtime.batch_queue import BatchQueue
 from falaj.serving.runtime.metering import MeteredEngine
 from falaj.serving.scores import BOUNDS_S

@@ -29,7 +29,8 @@ from falaj.apps.socket_listener import SocketListener
 from falaj.apps.tls_listener import TlsListener
 from falaj.errors import FalajError
 from falaj.records.config import ServerConfig, Tls
-from falaj.records.serving import Deployment, Endpoint, MeasuredVersion, ServedFile, ServingSettings
+from falaj.records.serving.endpoints import Deployment, Endpoint, ServedFile
+from falaj.records.serving.settings import MeasuredVersion, ServingSettings
 from falaj.serving.dependencies import (
     Admission,
     AuthenticationFailures,

@@ -22,7 +22,8 @@ from falaj.errors import Conflict, FalajError
 from falaj.ports.workflows import JsonObject
 from falaj.records.control.pipelines import Canary, CanaryOutcome, CanaryVerdict
 from falaj.records.record import utc_now
-from falaj.records.serving import EndpointStats, Route, ScoringRule, ServedRoute, VersionStats
+from falaj.records.serving.endpoints import Route, ScoringRule, ServedRoute
+from falaj.records.serving.statistics import EndpointStats, VersionStats
 
 Weights = dict[str, int]
 """Shares of requests by version."""

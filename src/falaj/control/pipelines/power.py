@@ -24,7 +24,8 @@ from falaj.records.control.pipelines import (
     CanaryTraffic,
     Metric,
 )
-from falaj.records.serving import ScoringRule, VersionStats
+from falaj.records.serving.endpoints import ScoringRule
+from falaj.records.serving.statistics import VersionStats
 
 if TYPE_CHECKING:
     from falaj.control.pipelines.betting import Floats

@@ -58,6 +58,7 @@ def _training_set(services: Services, plan: Pipeline, workspace: str, workflow: 
             spine=f"{workspace}/view:{plan.spine}",
             views=tuple(f"{workspace}/{view}" for view in plan.views),
             last=plan.window,
+            request_features=plan.request_features,
             workspace=workspace,
             zone=services.features.show(f"{workspace}/{plan.spine}").zone,
         )

@@ -18,7 +18,8 @@ from falaj.records.control.pipelines import (
     MetricEvidence,
 )
 from falaj.records.durations import rough_duration
-from falaj.records.serving import Observation, ScoringRule, VersionCounts, VersionStats
+from falaj.records.serving.endpoints import ScoringRule
+from falaj.records.serving.statistics import Observation, VersionCounts, VersionStats
 from falaj.serving.scores import SMALLEST, UNSCORED_LOSS, slow_bound_s, slower_than
 
 UNJUDGED = 1.0

@@ -8,10 +8,11 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from falaj.records.features import RequestFeatures
 from falaj.records.names import Name, ObjectId, Reference, RefersTo
 from falaj.records.record import Record
 from falaj.records.registry import AliasName
-from falaj.records.serving import VersionStats
+from falaj.records.serving.statistics import VersionStats
 from falaj.records.training.jobs import JobSpec
 
 PipelineRef = Annotated[Reference, RefersTo("pipeline")]
@@ -83,9 +84,10 @@ class Pipeline(Record):
     """Training set, job, model, canary: what a retraining goes through.
 
     The training set has the rows of the view `spine` from the last `window` before its newest one, joined with
-    `views`; the job finds it as the input `training`, and leaves `model.json` behind (fj.save_model writes it). The new
-    version is tried on `endpoint`, and becomes `alias` if the verdict is good. It is started by drift on the endpoint
-    (`on_drift`, not again within `rest`), after `every`, or by a person.
+    `views`, and with the columns `request_features` computed; the job finds it as the input `training`, and leaves
+    `model.json` behind (fj.save_model writes it). The new version is tried on `endpoint`, and becomes `alias` if the
+    verdict is good. It is started by drift on the endpoint (`on_drift`, not again within `rest`), after `every`, or by
+    a person.
     """
 
     name: Name
@@ -95,6 +97,7 @@ class Pipeline(Record):
     spine: Name
     window: Span
     views: Annotated[tuple[Name, ...], Field(min_length=1, max_length=50)]
+    request_features: RequestFeatures = ()
     job: JobSpec
     optimizing: PipelineOptimization | None = None
     canary: Canary = Canary()

@@ -17,7 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from falaj.errors import DeadlineExceeded, FalajError, InvalidInput, Overloaded, Unavailable
-from falaj.records.serving import DYNAMIC, Datatype, MeasuredVersion, ServedFile, Tensor
+from falaj.records.serving.endpoints import ServedFile
+from falaj.records.serving.settings import MeasuredVersion
+from falaj.records.serving.tensors import DYNAMIC, Datatype, Tensor
 from falaj.serving.runtime.engine import LONGEST_S, QUICK_S, ModelEngine
 from falaj.serving.runtime.probe import DYNAMIC_SIZE
 from falaj.serving.runtime.queue_limit import QueueLimit

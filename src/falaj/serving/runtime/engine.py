@@ -14,7 +14,8 @@ import numpy.typing as npt
 import onnxruntime as ort
 
 from falaj.errors import InvalidInput, TooLarge, Unavailable
-from falaj.records.serving import DYNAMIC, Datatype, ServedFile, ServedModel, Tensor
+from falaj.records.serving.endpoints import ServedFile
+from falaj.records.serving.tensors import DYNAMIC, Datatype, ServedModel, Tensor
 from falaj.serving.runtime.converted_session import RunSession, converting
 from falaj.serving.runtime.probe import RunCost, measure
 

@@ -7,7 +7,7 @@ import logging
 
 from falaj.errors import Damaged, NotFound
 from falaj.records.config import ModelIsolation
-from falaj.records.serving import ServedFile
+from falaj.records.serving.endpoints import ServedFile
 from falaj.serving.runtime.engine import MODEL_MEMORY_BYTES, ModelEngine, open_session
 from falaj.serving.runtime.operators import reason_unbounded
 from falaj.serving.runtime.worker import WorkerEngine, WorkerStarter

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from falaj.records.serving import ServedModel
+from falaj.records.serving.tensors import ServedModel
 from falaj.serving.runtime.engine import LONGEST_S, ModelEngine
 from falaj.serving.runtime.probe import RunCost
 from falaj.serving.runtime.run_statistics import RunStatistics

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from falaj.records.serving import DYNAMIC, Datatype, ServedModel, Tensor
+from falaj.records.serving.tensors import DYNAMIC, Datatype, ServedModel, Tensor
 from falaj.serving.tensors import NUMPY
 
 Array = npt.NDArray[Any]

@@ -6,7 +6,7 @@ import math
 from typing import NamedTuple, Protocol
 
 from falaj.errors import RateLimited
-from falaj.records.serving import Endpoint
+from falaj.records.serving.endpoints import Endpoint
 
 MAX_BUCKETS = 10_000
 """Callers that are remembered; beyond this, those who could send a whole burst are forgotten."""

@@ -27,7 +27,8 @@ import numpy.typing as npt
 from falaj.errors import FalajError, Fault, InvalidInput, IsolationRefused, Unavailable, rebuild
 from falaj.ports.sandbox import Sandbox, UserCode
 from falaj.records.no_telemetry import NO_TELEMETRY
-from falaj.records.serving import ServedFile, ServedModel
+from falaj.records.serving.endpoints import ServedFile
+from falaj.records.serving.tensors import ServedModel
 from falaj.serving.runtime.engine import LONGEST_S, require_declared_outputs, require_small_outputs
 from falaj.serving.runtime.probe import RunCost
 from falaj.serving.runtime.worker_protocol import (

@@ -15,7 +15,7 @@ import sys
 import threading
 from pathlib import Path
 
-from falaj.records.serving import ServedFile
+from falaj.records.serving.endpoints import ServedFile
 from falaj.serving.runtime.engine import OnnxEngine, open_session
 from falaj.serving.runtime.worker_protocol import (
     Loaded,

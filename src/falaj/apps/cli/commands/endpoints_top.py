@@ -17,7 +17,7 @@ from falaj.apps.cli.session import Session
 from falaj.control.services import all_operations
 from falaj.errors import InvalidInput
 from falaj.records.record import Record, utc_now
-from falaj.records.serving import ReplicaUsage, ServerLoad, VersionLoad
+from falaj.records.serving.statistics import ReplicaUsage, ServerLoad, VersionLoad
 from falaj.records.sizes import format_size
 from falaj.sdk.platform import Platform
 from falaj.serving.scores import percentile_ms

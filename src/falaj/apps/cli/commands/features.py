@@ -65,6 +65,13 @@ EVENT_TIME = Annotated[
         metavar="COLUMN", help="The column with each row's time. (default: event_time, or the view's)"
     ),
 ]
+REQUEST_FEATURES = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME=EXPRESSION",
+        help="A column computed from others, also for each request. (may be repeated)",
+    ),
+]
 VIEW = Annotated[
     str, typer.Argument(metavar="VIEW", help="A view: its name or id.", autocompletion=completion_of("view"))
 ]
@@ -222,6 +229,7 @@ def training_set(
     until: UNTIL = None,
     last: LAST = None,
     event_time: EVENT_TIME = None,
+    request_feature: REQUEST_FEATURES = None,
     workspace: arguments.IN_WORKSPACE = None,
     zone: arguments.IN_ZONE = None,
 ) -> None:
@@ -233,7 +241,9 @@ def training_set(
     given = parsing.parse(
         operation, typed | {"workspace": workspace, "zone": zone, "spine": reference or "blob:spine"}
     )
-    parsing.check(operation, given, spelling={"views": "--views"})
+    if request_feature:
+        given["request_features"] = parsing.parse_request_features(request_feature)
+    parsing.check(operation, given, spelling={"views": "--views", "request_features": "--request-feature"})
     if reference is not None and "." in spine and ":" not in spine:
         _require_files([spine], where="--spine")  # looks like a file, not a view
     with session.platform() as platform:

@@ -141,6 +141,22 @@ def _read(text: Any, how: ArgumentSpec) -> Any:
     return _json(text, how.spelled) if how.kind == "json" else text
 
 
+def parse_request_features(typed: Sequence[str]) -> list[dict[str, str]]:
+    """Return what was typed as NAME=EXPRESSION as the fields of request-time features."""
+    found = []
+    for text in typed:
+        name, equals, expression = text.partition("=")
+        if not (equals and name.strip() and expression.strip()):
+            raise InvalidInput.at(
+                "--request-feature",
+                given=text,
+                allowed="NAME=EXPRESSION",
+                fix="--request-feature 'ratio = amount / stats__mean_amount'",
+            )
+        found.append({"name": name.strip(), "expression": expression.strip()})
+    return found
+
+
 def parse_duration(text: str, where: str) -> timedelta | str:
     """Return the duration that `text` gives; ISO 8601 is left to the operation's validation."""
     if (found := read_duration(text)) is not None:

@@ -15,7 +15,7 @@ from falaj.apps.model_server.grpc.frames import DATA, END_HEADERS, END_STREAM, H
 from falaj.apps.model_server.grpc.headers import OK, RESPONSE
 from falaj.apps.model_server.inference.classification import classify
 from falaj.apps.model_server.inference.protocol import OutputSelection
-from falaj.records.serving import Datatype, ServedModel
+from falaj.records.serving.tensors import Datatype, ServedModel
 from falaj.serving.tensors import NUMPY, to_bytes
 
 Array = npt.NDArray[Any]

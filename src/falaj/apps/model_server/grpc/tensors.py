@@ -21,7 +21,7 @@ from falaj.apps.model_server.inference.protocol import (
     RequestedOutput,
 )
 from falaj.errors import Fault, InvalidInput, shorten
-from falaj.records.serving import Datatype
+from falaj.records.serving.tensors import Datatype
 from falaj.serving.signatures import invalid_request
 from falaj.serving.tensors import NUMPY, from_values
 

@@ -27,7 +27,7 @@ from falaj.apps.model_server.inference.protocol import (
     read_request,
 )
 from falaj.errors import InvalidInput
-from falaj.records.serving import Datatype
+from falaj.records.serving.tensors import Datatype
 from falaj.serving.runtime.batch_queue import BatchQueue
 from falaj.serving.tensors import NUMPY, PACKED, from_bytes
 

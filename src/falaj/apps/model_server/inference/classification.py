@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from falaj.apps.model_server.inference.json_values import encode_values
-from falaj.records.serving import DYNAMIC, Datatype, Tensor
+from falaj.records.serving.tensors import DYNAMIC, Datatype, Tensor
 
 Array = npt.NDArray[Any]
 

@@ -13,10 +13,13 @@ import numpy.typing as npt
 
 from falaj.apps.model_server.inference.protocol import FLOATS, InputTensor, read_values
 from falaj.errors import Fault, shorten
-from falaj.records.features import OnlineRow
-from falaj.records.serving import Datatype, MissingReason, ServedModel, Tensor
+from falaj.features.request_time.evaluation import ValueColumn, column_of, evaluate, request_column
+from falaj.records.expressions.syntax import parse
+from falaj.records.features import ColumnType, OnlineRow
+from falaj.records.serving.lookups import MissingReason
+from falaj.records.serving.tensors import Datatype, ServedModel, Tensor
 from falaj.serving.dependencies import FeatureReader
-from falaj.serving.lookups import FeatureJoin, LookupMeter, ViewColumns
+from falaj.serving.lookups.joins import ComputedColumn, FeatureJoin, LookupMeter, ViewColumns
 from falaj.serving.signatures import MAX_FAULTS, invalid_request
 from falaj.serving.tensors import NUMPY
 
@@ -25,8 +28,8 @@ Array = npt.NDArray[Any]
 LISTED_GAPS = 50
 """Missing features that an answer or an error lists, by row and view."""
 
-REQUEST, NOT_GIVEN = "request", "not_given"
-"""Stand in the metrics for features of the request that it left out."""
+REQUEST, NOT_GIVEN, NOT_COMPUTED = "request", "not_given", "not_computed"
+"""Stand in the metrics for features of the request that it left out, or whose expression has no value."""
 
 _EXPLAINED = {
     MissingReason.UNKNOWN_KEY: "which {view} does not have",
@@ -53,9 +56,9 @@ class JoinedRows:
     def __init__(self, join: FeatureJoin, rows: int, tensor: Tensor) -> None:
         self.join = join
         self._datatype = tensor.datatype
-        kind = np.float64 if tensor.datatype in FLOATS else np.object_  # a double holds integers up to 2**53
-        self.block: Array = np.empty((rows, join.width), kind)
-        self.block[:] = join.defaults
+        is_float = tensor.datatype in FLOATS and not join.computed  # a double holds integers up to 2**53
+        self.block: Array = np.empty((rows, len(join.columns)), np.float64 if is_float else np.object_)
+        self.block[:] = None if join.computed else join.defaults  # expressions see what is missing
         self.gaps: list[FeatureGap] = []
         self.missing: Counter[tuple[str, str]] = Counter()
         """Values without a value of their own, by view and reason."""
@@ -90,11 +93,49 @@ class JoinedRows:
         if faults:
             raise invalid_request(faults)
 
+    def compute(self, given: Mapping[str, Array]) -> None:
+        """Add the request-time features, and replace what is missing by the defaults. Raise InvalidInput."""
+        join, rows = self.join, len(self.block)
+        columns = _variables(join, self.block, given)
+        faults: list[Fault] = []
+        results: dict[int, list[Any]] = {}
+        for each in join.computed:
+            columns[each.name] = found = evaluate(parse(each.expression), columns, rows)
+            if each.column is not None:
+                results[each.column] = self._computed(each, found, faults)
+        if faults:
+            raise invalid_request(faults[:MAX_FAULTS])
+        for column in range(join.width):
+            default = join.defaults[column]
+            values = results.get(column) or self.block[:, column].tolist()
+            self.block[:, column] = [default if value is None else value for value in values]
+        self.block = self.block[:, : join.width]
+
+    def _computed(self, each: ComputedColumn, found: ValueColumn, faults: list[Fault]) -> list[Any]:
+        """Return the values of a column of the model; a fault if one is missing that has to be known."""
+        values: list[Any] = found.values.tolist()
+        missing = np.flatnonzero(found.is_missing).tolist()
+        for row in missing:
+            values[row] = None
+        self.missing[REQUEST, NOT_COMPUTED] += len(missing)
+        self._rows.update(missing)
+        if each.column in self._required:
+            faults += [
+                Fault(
+                    where=f"row {row}, feature {each.name}",
+                    given=f"no value of {shorten(each.expression)}",
+                    allowed="inputs and features of which it can be computed",
+                    fix="deploy --missing FEATURE=NUMBER gives a feature a default",
+                )
+                for row in missing[:MAX_FAULTS]
+            ]
+        return values
+
     def model_input(self) -> Array:
         """Return the block in the type of the model's input. Raise InvalidInput if an integer type lacks a value."""
         dtype = NUMPY[self._datatype]
         if self._datatype in FLOATS:
-            return self.block.astype(dtype)
+            return self.block.astype(np.float64, copy=False).astype(dtype)
         bounds = (0, 1) if self._datatype is Datatype.BOOL else (np.iinfo(dtype).min, np.iinfo(dtype).max)
         faults = [
             self._not_whole(row, column, value)
@@ -141,21 +182,55 @@ def join_rows(
         _fill(joined, part, features, _keys(part, values))
     if left_out := len(join.optional - values.keys()):
         joined.missing[REQUEST, NOT_GIVEN] += left_out * len(joined.block)
-    if meter is not None:
-        meter.count(joined.missing, joined.age_s)
-    joined.check()
     for name, column in join.passed:
         if name in values:
             joined.block[:, column] = values[name]
+    try:
+        joined.check()
+        if join.computed:
+            joined.compute(values)
+    finally:
+        if meter is not None:
+            meter.count(joined.missing, joined.age_s)
     joined.block = joined.model_input()
     return joined
+
+
+def _variables(join: FeatureJoin, block: Array, given: Mapping[str, Array]) -> dict[str, ValueColumn]:
+    """Return what the expressions are computed from, in their types. Raise InvalidInput with all faults."""
+    found: dict[str, ValueColumn] = {}
+    faults = []
+    for each in join.variables:
+        if each.column is None and each.name in given:
+            try:
+                found[each.name] = request_column(each.type, given[each.name])
+            except (ValueError, OverflowError) as error:
+                where, allowed = f"input '{shorten(each.name)}'", _WANTED[each.type]
+                faults.append(Fault(where=where, given=shorten(str(error)), allowed=allowed))
+        else:
+            values = [None] * len(block) if each.column is None else block[:, each.column].tolist()
+            found[each.name] = column_of(each.type, values)
+    if faults:
+        raise invalid_request(faults)
+    return found
+
+
+_WANTED = {
+    ColumnType.FLOAT: "numbers",
+    ColumnType.INTEGER: "whole numbers of 64 bits",
+    ColumnType.BOOLEAN: "true or false, or 0 or 1",
+    ColumnType.TEXT: "texts",
+    ColumnType.MOMENT: "moments, like 2026-11-15T08:00:00Z, or microseconds since 1970",
+}
+"""What the inputs of a request may be that expressions use."""
 
 
 def _required(join: FeatureJoin, tensor: Tensor) -> frozenset[int]:
     """Return the columns without a default: those that the endpoint requires, and NaN if the model takes integers."""
     if tensor.datatype in FLOATS:
         return join.required
-    return join.required | {column for column, value in enumerate(join.defaults) if isnan(value)}
+    lacking = {column for column, value in enumerate(join.defaults[: join.width]) if isnan(value)}
+    return join.required | lacking
 
 
 def _fill(joined: JoinedRows, part: ViewColumns, features: FeatureReader, keys: Sequence[str]) -> None:
@@ -222,9 +297,10 @@ def _read(given: Sequence[InputTensor], join: FeatureJoin) -> Mapping[str, Array
             faults.append(Fault(where=where, given="an unknown or duplicate name", allowed=allowed))
             continue
         try:
-            values[tensor.name] = _values(tensor, is_key=tensor.name in keys)
+            is_text = join.datatype_of(tensor.name) is Datatype.BYTES
+            values[tensor.name] = _values(tensor, is_key=tensor.name in keys, is_text=is_text)
         except (ValueError, OverflowError) as error:
-            kind = "text or whole numbers" if tensor.name in keys else "numbers"
+            kind = "text or whole numbers" if tensor.name in keys else "text" if is_text else "numbers"
             faults.append(Fault(where=where, given=shorten(str(error)), allowed=f"{kind}, one per row"))
     named = {tensor.name for tensor in given}
     faults += [
@@ -242,12 +318,12 @@ def _read(given: Sequence[InputTensor], join: FeatureJoin) -> Mapping[str, Array
     return values
 
 
-def _values(tensor: InputTensor, *, is_key: bool) -> Array:
+def _values(tensor: InputTensor, *, is_key: bool, is_text: bool) -> Array:
     """Return the values of an input, one per row. Raise ValueError if its type or shape is invalid."""
     datatype = Datatype(tensor.datatype)
     if is_key and (datatype in FLOATS or datatype is Datatype.BOOL):
         raise ValueError(f"datatype {datatype}")
-    if not is_key and datatype is Datatype.BYTES:
+    if datatype is Datatype.BYTES and not (is_key or is_text):
         raise ValueError("datatype BYTES")
     count = prod(tensor.shape)
     if not count or tensor.shape[0] != count:

@@ -9,7 +9,7 @@ import msgspec
 
 from falaj.apps.model_server.metrics import ServerMetrics, VersionMetrics
 from falaj.errors import Conflict, InvalidInput, shorten
-from falaj.records.serving import Datatype, Tensor
+from falaj.records.serving.tensors import Datatype, Tensor
 from falaj.serving.deployment_state import ServedEndpoint
 from falaj.serving.runtime.batch_queue import BatchQueue
 from falaj.serving.runtime.metering import statistics_of

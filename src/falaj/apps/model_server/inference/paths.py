@@ -14,7 +14,7 @@ from falaj.apps.model_server.inference.model_reports import describe_config
 from falaj.apps.model_server.inference.protocol import ResponseEncoder
 from falaj.apps.model_server.inference.row_encoding import RowEncoder, row_encoder
 from falaj.apps.model_server.metrics import ServerMetrics, VersionMetrics
-from falaj.records.serving import DYNAMIC, Datatype, ServedModel, Tensor
+from falaj.records.serving.tensors import DYNAMIC, Datatype, ServedModel, Tensor
 from falaj.serving.dependencies import LOAD_PATH, METRICS, DurableSink, PredictionSink
 from falaj.serving.deployment_state import ServedEndpoint
 from falaj.version import VERSION
@@ -184,7 +184,7 @@ def _request_inputs(served: ServedEndpoint, model: ServedModel) -> tuple[Tensor,
     return tuple(
         Tensor(
             name=name,
-            datatype=types.get(name, Datatype.BYTES) if name in keys else Datatype.FP64,
+            datatype=types.get(name, Datatype.BYTES) if name in keys else join.datatype_of(name),
             shape=(DYNAMIC,),
         )
         for name in join.inputs

@@ -30,7 +30,7 @@ from falaj.apps.model_server.inference.row_encoding import ALL
 from falaj.apps.model_server.inference.traffic import Fallback, named_version, sticky_key
 from falaj.apps.model_server.tracing.spans import RequestTrace
 from falaj.errors import DeadlineExceeded, FalajError, Fault, Internal, InvalidInput, NotFound, shorten
-from falaj.records.serving import ServedModel
+from falaj.records.serving.tensors import ServedModel
 from falaj.serving.dependencies import FeatureReader, PredictedBatch
 from falaj.serving.runtime.batch_queue import BatchQueue
 from falaj.serving.runtime.metering import last_run_ns

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from falaj.apps.model_server.inference.classification import can_classify, classify
 from falaj.apps.model_server.inference.json_values import encode_values, has_words, mark_words, unmarked
 from falaj.errors import Fault, InvalidInput, TooLarge, shorten
-from falaj.records.serving import Datatype, ServedModel, Tensor
+from falaj.records.serving.tensors import Datatype, ServedModel, Tensor
 from falaj.serving.signatures import invalid_request
 from falaj.serving.tensors import from_bytes, from_values, to_bytes
 

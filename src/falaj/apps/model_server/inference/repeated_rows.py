@@ -24,7 +24,7 @@ from falaj.apps.model_server.http.responses import BYTES, JSON, response_head
 from falaj.apps.model_server.inference.body_templates import FAULTS, BodyTemplate, rows_reader
 from falaj.apps.model_server.inference.paths import PathTarget
 from falaj.apps.model_server.inference.row_encoding import ALL, ALL_BINARY, RowEncoder
-from falaj.records.serving import Datatype
+from falaj.records.serving.tensors import Datatype
 from falaj.serving.dependencies import PredictedBatch
 
 Array = npt.NDArray[Any]

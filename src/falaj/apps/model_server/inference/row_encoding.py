@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from falaj.apps.model_server.inference.protocol import OutputChoice, OutputSelection, ResponseEncoder
-from falaj.records.serving import DYNAMIC, Datatype, ServedModel
+from falaj.records.serving.tensors import DYNAMIC, Datatype, ServedModel
 from falaj.serving.tensors import NUMPY
 
 Array = npt.NDArray[Any]

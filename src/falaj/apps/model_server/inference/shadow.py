@@ -21,7 +21,8 @@ import numpy as np
 import numpy.typing as npt
 
 from falaj.errors import shorten
-from falaj.records.serving import SHADOW, OutputDifference, ShadowCounts
+from falaj.records.serving.endpoints import SHADOW
+from falaj.records.serving.shadows import OutputDifference, ShadowCounts
 from falaj.serving.dependencies import PredictedBatch, PredictionSink
 from falaj.serving.deployment_state import ServedEndpoint
 from falaj.serving.runtime.batch_queue import BatchQueue

@@ -13,7 +13,7 @@ from falaj.apps.model_server.inference.protocol import (
     read_values,
 )
 from falaj.errors import DeadlineExceeded, FalajError, Fault, NotFound, Unavailable, shorten
-from falaj.records.serving import Datatype
+from falaj.records.serving.tensors import Datatype
 from falaj.serving.deployment_state import ServedEndpoint
 from falaj.serving.signatures import invalid_request
 

@@ -18,7 +18,10 @@ from falaj.ports.parsers import ByteSource
 from falaj.ports.queries import ArrowTable
 from falaj.records.features import OnlineRows
 from falaj.records.monitoring.monitors import WindowRecord
-from falaj.records.serving import LoadProblem, MeasuredVersion, ServedFile, ShadowCounts, VersionCounts
+from falaj.records.serving.endpoints import LoadProblem, ServedFile
+from falaj.records.serving.settings import MeasuredVersion
+from falaj.records.serving.shadows import ShadowCounts
+from falaj.records.serving.statistics import VersionCounts
 from falaj.serving.runtime.engine import ModelEngine
 from falaj.serving.runtime.loading import open_model
 from falaj.serving.runtime.worker import WorkerStarter

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from falaj.records.serving import ServedModel
+from falaj.records.serving.tensors import ServedModel
 from falaj.serving.dependencies import PredictedBatch
 
 Array = npt.NDArray[Any]

@@ -42,7 +42,7 @@ from falaj.apps.model_server.platform.prediction_writer import (
     VersionKey,
 )
 from falaj.governance.operations.caller import start_thread
-from falaj.records.serving import ServedModel
+from falaj.records.serving.tensors import ServedModel
 from falaj.serving.dependencies import ColumnCollector
 
 RECEIVE_BYTES = 1 << 20

@@ -23,7 +23,7 @@ from falaj.errors import (
     NotFound,
 )
 from falaj.records.monitoring.sketches import ColumnRole
-from falaj.records.serving import ServedModel
+from falaj.records.serving.tensors import ServedModel
 from falaj.serving.dependencies import ColumnCollector, PredictedBatch
 from falaj.serving.prediction_batches import BatchRows, encode_batch
 

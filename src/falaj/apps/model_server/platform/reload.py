@@ -18,20 +18,20 @@ from falaj.governance import objects
 from falaj.governance.policy.epochs import current_epoch
 from falaj.ports.metadata import Database, Transaction
 from falaj.records.governance.objects import StoredObject
-from falaj.records.serving import (
+from falaj.records.serving.endpoints import (
     SHADOW,
     DeployedEndpoint,
     Deployment,
     Endpoint,
     LoadProblem,
-    MeasuredVersion,
     Route,
     ServedFile,
     ServedRoute,
 )
+from falaj.records.serving.settings import MeasuredVersion
 from falaj.serving import store
 from falaj.serving.dependencies import LoadVersion
-from falaj.serving.lookups import feature_names
+from falaj.serving.lookups.joins import feature_names
 from falaj.serving.service import endpoint_path
 
 T = TypeVar("T")

@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from falaj.apps.model_server.inference.protocol import FLOATS, InferRequest, InputTensor
 from falaj.errors import Fault, InvalidInput, shorten
-from falaj.records.serving import DYNAMIC, Datatype, ServedModel, Tensor
-from falaj.serving.lookups import FeatureJoin
+from falaj.records.serving.tensors import DYNAMIC, Datatype, ServedModel, Tensor
+from falaj.serving.lookups.joins import FeatureJoin
 from falaj.serving.signatures import MAX_FAULTS, invalid_request
 from falaj.serving.tensors import NUMPY, from_values, to_bytes
 
@@ -123,12 +123,12 @@ def _stacked(rows: Rows, columns: Mapping[str, Values], schema: RowSchema, tenso
 
 def _looked_up(rows: Rows, columns: Mapping[str, Values], join: FeatureJoin) -> list[InputTensor]:
     """Return the keys and features that a lookup takes from a request, each in the type that its values have."""
-    _require_columns(columns, join.inputs)
+    _require_columns(columns, join.inputs, optional=join.optional)
     keys = {key for part in join.views for key in part.keys}
     found, faults = [], []
-    for name in join.inputs:
+    for name in (each for each in join.inputs if each in columns):
         values = columns[name]
-        datatype = Datatype.FP64
+        datatype = join.datatype_of(name)
         if name in keys:
             is_whole = not rows.is_text and _is_whole(values)
             datatype = Datatype.INT64 if is_whole else Datatype.BYTES
@@ -141,7 +141,9 @@ def _looked_up(rows: Rows, columns: Mapping[str, Values], join: FeatureJoin) -> 
     return found
 
 
-def _require_columns(given: Mapping[str, Values], wanted: Sequence[str]) -> None:
+def _require_columns(
+    given: Mapping[str, Values], wanted: Sequence[str], *, optional: frozenset[str] = frozenset()
+) -> None:
     known = frozenset(wanted)
     allowed = f"the columns {shorten(', '.join(wanted), limit=400)}"
     faults = [
@@ -152,7 +154,7 @@ def _require_columns(given: Mapping[str, Values], wanted: Sequence[str]) -> None
     faults += [
         Fault(where=f"column '{shorten(name)}'", given="nothing", allowed=allowed)
         for name in wanted
-        if name not in given
+        if name not in given and name not in optional
     ]
     if faults:
         raise invalid_request(faults)

@@ -1,0 +1,1 @@
+"""Records of serving: endpoints, their settings and lookups, requests, predictions and statistics."""
