@@ -14,6 +14,7 @@ from pydantic import ConfigDict, Field, model_validator
 from falaj.records.governance.residency import Label
 from falaj.records.names import Name, ObjectId, Reference, RefersTo, TextRule
 from falaj.records.record import Record
+from falaj.records.registry import FileFormat
 
 EndpointRef = Annotated[Reference, RefersTo("endpoint")]
 PredictionRef = Annotated[Reference, RefersTo("predictions")]
@@ -73,6 +74,7 @@ QueueMs = Annotated[float, Field(ge=1, le=600_000)]
 TimeoutMs = Annotated[float, Field(ge=1, le=600_000)]
 RequestRate = Annotated[float, Field(gt=0, le=1_000_000, allow_inf_nan=False)]
 BurstSize = Annotated[int, Field(ge=1, le=1_000_000)]
+Device = Literal["auto", "cpu", "gpu"]
 
 
 class ServingSettings(Record):
@@ -90,6 +92,10 @@ class ServingSettings(Record):
     """Threads of one run; by default 1."""
     timeout_ms: TimeoutMs | None = None
     """How long a run may take; by default a minute."""
+    device: Device | None = None
+    """Where versions run; by default, or with auto, on a GPU if the engine finds one."""
+    compiled: bool | None = None
+    """Whether torch compiles the program of a version when it loads it; by default not."""
     requests_per_second: RequestRate | None = None
     """Requests of each caller; by default `serving.limits`."""
     burst: BurstSize | None = None
@@ -128,7 +134,8 @@ class MeasuredVersion(Record):
 class ServedFile(Record):
     """The source of a model version's bytes: a registered version, or a file that must hash to `sha256`.
 
-    `features` are what the columns of its input are called, in their order; none where nobody said.
+    `features` are what the columns of its input are called, in their order; none where nobody said. `inputs` and
+    `outputs` are the registered signature of a version whose format does not tell their names.
     """
 
     model: Reference
@@ -136,6 +143,9 @@ class ServedFile(Record):
     registered: ObjectId | None = None
     path: Path | None = None
     sha256: Sha256 | None = None
+    format: FileFormat = FileFormat.ONNX
+    inputs: tuple[Tensor, ...] = ()
+    outputs: tuple[Tensor, ...] = ()
     features: tuple[str, ...] = ()
     settings: ServingSettings = ServingSettings()
 

@@ -29,6 +29,7 @@ from falaj.records.serving import (
     BurstSize,
     DelayMs,
     DeployedEndpoint,
+    Device,
     EndpointObservations,
     EndpointRef,
     EndpointStats,
@@ -121,7 +122,6 @@ class Endpoints:
         """
         call = current_call()
         validation.require_name(name)
-        self._server.require_engine()
         owner = call.object("workspace")
         found = self.gate.named(call, "endpoint", name, workspace=owner)
         new = found is None
@@ -168,6 +168,8 @@ class Endpoints:
         instances: RunCount | None = None,
         threads: RunCount | None = None,
         timeout_ms: TimeoutMs | None = None,
+        device: Device | None = None,
+        compiled: bool | None = None,
         requests_per_second: RequestRate | None = None,
         burst: BurstSize | None = None,
     ) -> DeployedEndpoint:
@@ -175,7 +177,8 @@ class Endpoints:
 
         What is not given is found by measurement again: the settings replace the earlier ones. A request is refused if
         it would wait for longer than max_queue_ms, a run is stopped after timeout_ms, and each caller may send
-        requests_per_second, or `burst` at once.
+        requests_per_second, or `burst` at once. Versions run on a GPU if there is one and `device` is not cpu;
+        with `compiled`, torch compiles the programs of .pt2 files.
         """
         call = current_call()
         target = call.object("endpoint")
@@ -188,6 +191,8 @@ class Endpoints:
             instances=instances,
             threads=threads,
             timeout_ms=timeout_ms,
+            device=device,
+            compiled=compiled,
             requests_per_second=requests_per_second,
             burst=burst,
         )
@@ -410,6 +415,7 @@ class Endpoints:
         """Validate and store `routes`; lookup, scoring and sticky key stay as in `before` unless given."""
         zone = self.gate.zones.named(target.zone)
         versions = validation.require_servable(self.gate, call, found, zone, opened=self._versions)
+        self._server.require_engine({version.format for version in versions})
         self._protection.require(call, target, versions, routes=routes, before=before)
         flowing = [] if before is None else [*found]  # a new endpoint has edges from its inputs already
         if lookup is not None:

@@ -15,15 +15,17 @@ import sys
 import threading
 from pathlib import Path
 
+from falaj.records.registry import FileFormat
 from falaj.records.serving import ServedFile
-from falaj.serving.runtime.engine import OnnxEngine, open_session
+from falaj.serving.runtime.engine import ModelEngine
+from falaj.serving.runtime.engines.opened import ModelContents, probed
 from falaj.serving.runtime.worker_protocol import (
     Loaded,
     LoadRequest,
     Outputs,
     RunRequest,
-    arrays_of,
     receive,
+    receive_arrays,
     reply,
     reply_error,
     wire,
@@ -38,13 +40,14 @@ def main(memory_bytes: int, control: socket.socket, runs: list[socket.socket]) -
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     request = receive(control, LoadRequest)
     file = ServedFile.model_validate_json(request.file)
-    _limit_growth(memory_bytes + LOAD_FACTOR * len(request.content))
+    contents = ModelContents(request.content, request.others)
+    del request
     try:
-        engine = open_session(file, request.content, memory_bytes=memory_bytes, is_bounded=False)
+        engine = _open(file, contents, memory_bytes)
     except Exception as error:
         reply_error(control, error)
         return
-    del request
+    del contents
     for connection in runs:
         threading.Thread(target=_serve, args=(connection, engine), daemon=True).start()
     _limit_growth(memory_bytes)
@@ -54,17 +57,34 @@ def main(memory_bytes: int, control: socket.socket, runs: list[socket.socket]) -
     control.recv(1)  # returns when the server is gone, or wants this to end
 
 
-def _serve(connection: socket.socket, engine: OnnxEngine) -> None:
+def _open(file: ServedFile, contents: ModelContents, memory_bytes: int) -> ModelEngine:
+    """Import the framework of the file, and nothing else; then open the file with limited memory."""
+    size = len(contents.model) + sum(map(len, contents.others.values()))
+    loading_bytes = memory_bytes + LOAD_FACTOR * size
+    if file.format is FileFormat.ONNX:
+        from falaj.serving.runtime.engines.onnx import open_session
+
+        _limit_growth(loading_bytes)
+        return open_session(file, contents.model, memory_bytes=memory_bytes, is_bounded=False)
+    from falaj.serving.runtime.engines.choice import find_opener
+
+    opener = find_opener(file)
+    _limit_growth(loading_bytes)
+    return probed(file, opener(file, contents))
+
+
+def _serve(connection: socket.socket, engine: ModelEngine) -> None:
     while True:
         try:
             request = receive(connection, RunRequest)
+            inputs = receive_arrays(connection, request.inputs)
         except (EOFError, OSError):
             return
         except Exception:  # nobody would answer on this connection again
             os._exit(1)
         try:
-            outputs = wire(engine.run(arrays_of(request.inputs), limit_s=request.limit_s))
-            reply(connection, Outputs(outputs))
+            described, raw = wire(engine.run(inputs, limit_s=request.limit_s))
+            reply(connection, Outputs(described), raw)
         except Exception as error:
             reply_error(connection, error)
 
@@ -88,6 +108,7 @@ def _private_bytes() -> int:
 if __name__ == "__main__":
     control = socket.socket(fileno=os.dup(1))
     os.dup2(2, 1)  # nothing but messages goes to the server
+    os.chdir("/")  # the folder that it was started in is removed, and libraries look for it
     control.sendall(b"\0")  # ready
     received = socket.recv_fds(control, 1, MAX_CONNECTIONS)
     main(int(sys.argv[1]), control, [socket.socket(fileno=descriptor) for descriptor in received[1]])
