@@ -14,6 +14,7 @@ EXTRAS: Mapping[FileFormat, str] = {
     FileFormat.TORCH_EXPORT: "torch",
     FileFormat.XGBOOST: "trees",
     FileFormat.LIGHTGBM: "trees",
+    FileFormat.PYTHON: "serve",
 }
 """The extra of `pip install 'falaj[…]'` for each format that is served."""
 
@@ -22,6 +23,7 @@ PACKAGES: Mapping[FileFormat, tuple[str, ...]] = {
     FileFormat.TORCH_EXPORT: ("torch",),
     FileFormat.XGBOOST: ("xgboost",),
     FileFormat.LIGHTGBM: ("lightgbm",),
+    FileFormat.PYTHON: ("numpy",),
 }
 
 FIXES: Mapping[FileFormat, str] = {
@@ -29,7 +31,7 @@ FIXES: Mapping[FileFormat, str] = {
     FileFormat.SAFETENSORS: "weights alone are no model: export it with torch.export.save or fj.export_onnx",
 }
 
-READS_OTHERS: frozenset[FileFormat] = frozenset()
+READS_OTHERS = frozenset({FileFormat.PYTHON})
 """The formats whose engines get the other files of a version, too."""
 
 DATATYPES: Mapping[str, Datatype] = {

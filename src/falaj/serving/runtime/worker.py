@@ -25,7 +25,7 @@ from typing import Any
 import msgspec
 import numpy.typing as npt
 
-from falaj.errors import Fault, InvalidInput, IsolationRefused, TooLarge, Unavailable, rebuild
+from falaj.errors import FalajError, Fault, InvalidInput, IsolationRefused, TooLarge, Unavailable, rebuild
 from falaj.ports.sandbox import Sandbox, UserCode
 from falaj.records.no_telemetry import NO_TELEMETRY
 from falaj.records.registry import FileFormat
@@ -96,11 +96,16 @@ class WorkerNeeds:
 
 
 def needs_of(file: ServedFile) -> WorkerNeeds:
-    """Return what a file needs: torch starts a compiler, and what can run on a GPU sees the machine's."""
+    """Return what a file needs: torch starts a compiler, and what can run on a GPU sees the machine's.
+
+    User code gets a GPU only where the endpoint says so.
+    """
     compiles = bool(file.settings.compiled) and file.format is FileFormat.TORCH_EXPORT
+    device = file.settings.device or "auto"
     return WorkerNeeds(
+        is_separate=file.format is FileFormat.PYTHON,
         has_children=compiles,
-        has_devices=file.settings.device != "cpu" and file.format in ON_GPUS,
+        has_devices=device == "gpu" or (device == "auto" and file.format in ON_GPUS),
         scratch_bytes=COMPILER_BYTES if compiles else SCRATCH_BYTES,
     )
 
@@ -256,6 +261,8 @@ class WorkerEngine:
     def _running(self) -> _Worker:
         """Return the worker, started again if it was lost."""
         with self._lock:
+            if self._worker is not None and self._worker.process.poll() is not None:
+                self._forget("has ended")
             if self._worker is None:
                 left_s = self._restart_at - time.monotonic()
                 if left_s > 0:
@@ -271,14 +278,19 @@ class WorkerEngine:
 
     def _lost(self, worker: _Worker, reason: str) -> None:
         with self._lock:
-            if self._worker is not worker:
-                return
-            self._worker = None
-            now = time.monotonic()
-            if now - worker.started_at > PROVEN_S:
-                self._backoff_s = 0.0
-            self._restart_at = now + self._backoff_s
-            self._backoff_s = min(max(MIN_BACKOFF_S, 2 * self._backoff_s), MAX_BACKOFF_S)
+            if self._worker is worker:
+                self._forget(reason)
+
+    def _forget(self, reason: str) -> None:
+        """End a worker that is lost; the lock is held."""
+        worker, self._worker = self._worker, None
+        if worker is None:
+            return
+        now = time.monotonic()
+        if now - worker.started_at > PROVEN_S:
+            self._backoff_s = 0.0
+        self._restart_at = now + self._backoff_s
+        self._backoff_s = min(max(MIN_BACKOFF_S, 2 * self._backoff_s), MAX_BACKOFF_S)
         worker.end()
         _log.error("the process of %s %s", self._name, reason)
 
@@ -331,7 +343,10 @@ class _Worker:
             ) from None
         if isinstance(loaded, Failed):
             self.end()
-            raise _rebuilt(loaded)
+            error = _rebuilt(loaded)
+            if isinstance(error, FalajError):
+                raise error
+            raise InvalidInput(f"{file.model}@{file.version} cannot be opened: {error}")
         return loaded
 
     def run(self, inputs: Sequence[Array], *, limit_s: float) -> list[Array]:

@@ -15,6 +15,7 @@ import sys
 import threading
 from pathlib import Path
 
+from falaj.errors import Unavailable
 from falaj.records.registry import FileFormat
 from falaj.records.serving import ServedFile
 from falaj.serving.runtime.engine import ModelEngine
@@ -32,6 +33,8 @@ from falaj.serving.runtime.worker_protocol import (
 )
 
 MAX_CONNECTIONS = 128
+PYTHON = "python"
+"""The platform of models that are user code."""
 LOAD_FACTOR = 4
 """Memory for opening a model, in sizes of its file: the bytes, the parsed graph and prepacked weights."""
 
@@ -44,6 +47,12 @@ def main(memory_bytes: int, control: socket.socket, runs: list[socket.socket]) -
     del request
     try:
         engine = _open(file, contents, memory_bytes)
+    except MemoryError:
+        name = f"{file.model}@{file.version}"
+        reply_error(
+            control, Unavailable(f"{name} needs more memory to be opened than serving.model_memory allows")
+        )
+        return
     except Exception as error:
         reply_error(control, error)
         return
@@ -69,7 +78,7 @@ def _open(file: ServedFile, contents: ModelContents, memory_bytes: int) -> Model
     from falaj.serving.runtime.engines.choice import find_opener
 
     opener = find_opener(file)
-    _limit_growth(loading_bytes)
+    _limit_growth(loading_bytes, is_final=file.format is FileFormat.PYTHON)
     return probed(file, opener(file, contents))
 
 
@@ -87,13 +96,16 @@ def _serve(connection: socket.socket, engine: ModelEngine) -> None:
             reply(connection, Outputs(described), raw)
         except Exception as error:
             reply_error(connection, error)
+            if isinstance(error.__context__, MemoryError) and engine.model.platform == PYTHON:
+                os._exit(1)  # what user code has kept does not come back; the server starts another
 
 
-def _limit_growth(size: int) -> None:
-    """Limit the private memory of this process to `size` bytes more than it has now."""
+def _limit_growth(size: int, *, is_final: bool = False) -> None:
+    """Limit the private memory of this process to `size` bytes more than it has now; `is_final`: it cannot get more."""
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     limit = _private_bytes() + size
-    resource.setrlimit(resource.RLIMIT_DATA, (limit if hard < 0 else min(limit, hard), hard))
+    limit = limit if hard < 0 else min(limit, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit if is_final else hard))
 
 
 def _private_bytes() -> int:

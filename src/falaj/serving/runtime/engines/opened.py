@@ -86,9 +86,11 @@ def typed(outputs: Sequence[Array], tensors: Sequence[Tensor]) -> list[Array]:
 
 
 def not_opened(file: ServedFile, kind: str, error: BaseException) -> FalajError:
-    """Return the error for a file that a framework cannot open."""
+    """Return the error for a file that a framework cannot open. Raise MemoryError if that was the reason."""
     if isinstance(error, FalajError):
         return error
+    if isinstance(error, MemoryError):
+        raise error
     lines = str(error).strip().splitlines()
     reason = shorten(lines[0] if lines else type(error).__name__, limit=300)
     return InvalidInput(f"{file.model}@{file.version} is not {kind} that can be opened: {reason}")
