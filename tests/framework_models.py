@@ -68,3 +68,44 @@ def torch_bytes(module: Any, *examples: Any, has_dynamic_rows: bool = True) -> b
     content = io.BytesIO()
     torch.export.save(program, content)
     return content.getvalue()
+
+
+def litert_bytes(weight: Any, bias: Any, *, rows: int = 1, has_dynamic_rows: bool = False) -> bytes:
+    """Return a LiteRT model `x @ weight.T + bias`, written by the schema that its package brings."""
+    import flatbuffers
+    from ai_edge_litert import schema_py_generated as schema
+
+    outputs, width = weight.shape
+    model, graph = schema.ModelT(), schema.SubGraphT()
+    model.version, model.description = 3, b"dense"
+    model.buffers = []
+    for content in (b"", weight.astype("<f4").tobytes(), bias.astype("<f4").tobytes()):
+        buffer = schema.BufferT()
+        buffer.data = np.frombuffer(content, np.uint8) if content else None
+        model.buffers.append(buffer)
+    graph.tensors = []
+    for name, shape, buffer in (
+        ("x", [rows, width], 0),
+        ("w", [outputs, width], 1),
+        ("b", [outputs], 2),
+        ("y", [rows, outputs], 0),
+    ):
+        tensor = schema.TensorT()
+        tensor.name, tensor.shape, tensor.buffer = name.encode(), shape, buffer
+        tensor.type = schema.TensorType.FLOAT32
+        if has_dynamic_rows and name in "xy":
+            tensor.shapeSignature = [-1, *shape[1:]]
+        graph.tensors.append(tensor)
+    code = schema.OperatorCodeT()
+    code.builtinCode = code.deprecatedBuiltinCode = schema.BuiltinOperator.FULLY_CONNECTED
+    code.version = 1
+    model.operatorCodes = [code]
+    operator = schema.OperatorT()
+    operator.opcodeIndex, operator.inputs, operator.outputs = 0, [0, 1, 2], [3]
+    operator.builtinOptionsType = schema.BuiltinOptions.FullyConnectedOptions
+    operator.builtinOptions = schema.FullyConnectedOptionsT()
+    graph.inputs, graph.outputs, graph.operators, graph.name = [0], [3], [operator], b"main"
+    model.subgraphs = [graph]
+    builder = flatbuffers.Builder(1024)
+    builder.Finish(model.Pack(builder), b"TFL3")
+    return bytes(builder.Output())

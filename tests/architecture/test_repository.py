@@ -26,7 +26,7 @@ INFRASTRUCTURE = {
     *("dbos", "deltalake", "duckdb", "lightkube", "lmdb"),
     *("obstore", "pkcs11", "psycopg", "pyspark", "redis"),
 }
-FRAMEWORKS = {"jax", "lightgbm", "onnxruntime", "tensorflow", "torch", "xgboost"}
+FRAMEWORKS = {"ai_edge_litert", "jax", "lightgbm", "onnxruntime", "tensorflow", "torch", "xgboost"}
 
 
 def test_generic_file_names_are_not_used() -> None:

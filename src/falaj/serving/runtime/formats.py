@@ -14,6 +14,7 @@ EXTRAS: Mapping[FileFormat, str] = {
     FileFormat.TORCH_EXPORT: "torch",
     FileFormat.XGBOOST: "trees",
     FileFormat.LIGHTGBM: "trees",
+    FileFormat.LITERT: "litert",
     FileFormat.PYTHON: "serve",
 }
 """The extra of `pip install 'falaj[…]'` for each format that is served."""
@@ -23,6 +24,7 @@ PACKAGES: Mapping[FileFormat, tuple[str, ...]] = {
     FileFormat.TORCH_EXPORT: ("torch",),
     FileFormat.XGBOOST: ("xgboost",),
     FileFormat.LIGHTGBM: ("lightgbm",),
+    FileFormat.LITERT: ("ai_edge_litert",),
     FileFormat.PYTHON: ("numpy",),
 }
 

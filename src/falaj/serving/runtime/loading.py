@@ -13,6 +13,7 @@ from falaj.serving.runtime.engine import MODEL_MEMORY_BYTES, ModelEngine
 from falaj.serving.runtime.engines.onnx import open_session
 from falaj.serving.runtime.engines.opened import ModelContents
 from falaj.serving.runtime.engines.operators import reason_unbounded
+from falaj.serving.runtime.engines.providers import CPU, providers_here
 from falaj.serving.runtime.worker import WorkerEngine, WorkerStarter
 
 _log = logging.getLogger(__name__)
@@ -45,6 +46,8 @@ def _reason_apart(file: ServedFile, content: bytes, isolation: ModelIsolation) -
     """Return why a model does not run in the process that holds the gate; None if it does."""
     if file.format is not FileFormat.ONNX:
         return f"its format is {file.format}"
+    if providers_here(file.settings.device) != [CPU]:
+        return "it runs on a GPU"
     return reason_unbounded(content) or (None if isolation == "auto" else "serving.isolation is always")
 
 

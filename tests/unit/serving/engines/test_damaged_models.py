@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
+import numpy as np
 import pytest
 import torch
 
@@ -15,6 +16,7 @@ from falaj.serving.runtime.loading import open_model
 from framework_models import (
     lightgbm_booster,
     lightgbm_bytes,
+    litert_bytes,
     torch_bytes,
     torch_module,
     xgboost_booster,
@@ -30,10 +32,12 @@ def content_of(kind: FileFormat) -> bytes:
         return xgboost_bytes(xgboost_booster())
     if kind is FileFormat.LIGHTGBM:
         return lightgbm_bytes(lightgbm_booster())
+    if kind is FileFormat.LITERT:
+        return litert_bytes(np.ones((2, 4)), np.ones(2))
     return torch_bytes(torch_module(), torch.randn(3, 4))
 
 
-FORMATS = [FileFormat.XGBOOST, FileFormat.LIGHTGBM, FileFormat.TORCH_EXPORT]
+FORMATS = [FileFormat.XGBOOST, FileFormat.LIGHTGBM, FileFormat.LITERT, FileFormat.TORCH_EXPORT]
 
 
 def opened(kind: FileFormat, content: bytes) -> ModelEngine:

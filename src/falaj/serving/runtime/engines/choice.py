@@ -15,6 +15,7 @@ MODULES = {
     FileFormat.TORCH_EXPORT: "torch_export",
     FileFormat.XGBOOST: "xgboost",
     FileFormat.LIGHTGBM: "lightgbm",
+    FileFormat.LITERT: "litert",
     FileFormat.PYTHON: "python_code",
 }
 """The modules beside this one; ONNX has its own way, since some of its models run in the server's process."""

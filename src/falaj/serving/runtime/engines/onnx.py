@@ -23,7 +23,8 @@ from falaj.serving.runtime.engine import (
     require_declared_outputs,
     require_small_outputs,
 )
-from falaj.serving.runtime.engines.converted_session import RunSession, converting
+from falaj.serving.runtime.engines.converted_session import BFLOAT16, STRING, RunSession, converting
+from falaj.serving.runtime.engines.providers import CUDA, BoundSession, providers_here
 from falaj.serving.runtime.probe import RunCost, measure
 
 Array = npt.NDArray[Any]
@@ -140,7 +141,7 @@ def open_session(file: ServedFile, content: bytes, *, memory_bytes: int, is_boun
         inputs=tuple(_tensor(file, node) for node in opened.get_inputs()),
         outputs=tuple(_tensor(file, node) for node in opened.get_outputs()),
     )
-    session = converting(opened)
+    session = _bound(opened) or converting(opened)
     names = tuple(tensor.name for tensor in model.inputs)
 
     def trial(inputs: Sequence[Array]) -> list[Array]:
@@ -152,6 +153,7 @@ def open_session(file: ServedFile, content: bytes, *, memory_bytes: int, is_boun
 
 
 def _open(file: ServedFile, content: bytes, memory_bytes: int) -> ort.InferenceSession:
+    providers = providers_here(file.settings.device)
     _SHARED_ARENA.create(memory_bytes)
     options = ort.SessionOptions()
     # requests run in parallel: a model on all cores would make them queue
@@ -164,11 +166,18 @@ def _open(file: ServedFile, content: bytes, memory_bytes: int) -> ort.InferenceS
     options.add_session_config_entry("session.use_device_allocator_for_initializers", "1")
     options.log_severity_level = 4  # failures are raised; their text would fill the log
     try:
-        return ort.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+        return ort.InferenceSession(content, options, providers=providers)
     except Exception as error:  # onnxruntime raises a dozen types that share no parent but this
         raise InvalidInput(
             f"{file.model}@{file.version} is not an ONNX model that can be opened: {error}"
         ) from error
+
+
+def _bound(session: ort.InferenceSession) -> RunSession | None:
+    """Return the session with tensors on the GPU, if it has one and its tensors are numbers that NumPy has."""
+    types = {node.type for node in (*session.get_inputs(), *session.get_outputs())}
+    is_bound = CUDA in session.get_providers() and not types & {BFLOAT16, STRING}
+    return BoundSession(session) if is_bound else None
 
 
 class _SharedArena:
