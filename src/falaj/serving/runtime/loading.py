@@ -10,10 +10,7 @@ from falaj.records.config import ModelIsolation
 from falaj.records.registry import FileFormat
 from falaj.records.serving import ServedFile
 from falaj.serving.runtime.engine import MODEL_MEMORY_BYTES, ModelEngine
-from falaj.serving.runtime.engines.onnx import open_session
 from falaj.serving.runtime.engines.opened import ModelContents
-from falaj.serving.runtime.engines.operators import reason_unbounded
-from falaj.serving.runtime.engines.providers import CPU, providers_here
 from falaj.serving.runtime.worker import WorkerEngine, WorkerStarter
 
 _log = logging.getLogger(__name__)
@@ -35,20 +32,16 @@ def open_model(
     """Open and probe a model from its verified bytes, which are never written to disk in clear."""
     if isinstance(contents, bytes):
         contents = ModelContents(contents)
-    reason = _reason_apart(file, contents.model, isolation)
+    reason = f"its format is {file.format}" if file.format is not FileFormat.ONNX else None
     if reason is None:
-        return open_session(file, contents.model, memory_bytes=memory_bytes, is_bounded=True)
+        # The server needs ONNX Runtime for ONNX alone.
+        from falaj.serving.runtime.engines.onnx import open_session, reason_apart
+
+        reason = reason_apart(file, contents.model, isolation)
+        if reason is None:
+            return open_session(file, contents.model, memory_bytes=memory_bytes, is_bounded=True)
     _log.info("%s@%s runs in a process of its own: %s", file.model, file.version, reason)
     return WorkerEngine(file, contents, memory_bytes=memory_bytes, starter=starter)
-
-
-def _reason_apart(file: ServedFile, content: bytes, isolation: ModelIsolation) -> str | None:
-    """Return why a model does not run in the process that holds the gate; None if it does."""
-    if file.format is not FileFormat.ONNX:
-        return f"its format is {file.format}"
-    if providers_here(file.settings.device) != [CPU]:
-        return "it runs on a GPU"
-    return reason_unbounded(content) or (None if isolation == "auto" else "serving.isolation is always")
 
 
 def _verified_bytes(file: ServedFile) -> bytes:

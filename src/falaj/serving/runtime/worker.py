@@ -71,6 +71,7 @@ COMPILER_BYTES = 1 << 30
 ON_GPUS = frozenset({FileFormat.ONNX, FileFormat.TORCH_EXPORT})
 """The formats whose engines use a GPU if they find one."""
 ENVIRONMENT = {"PATH": os.defpath, "MALLOC_ARENA_MAX": "2", **NO_TELEMETRY}
+GPU_VARIABLES = ("CUDA_VISIBLE_DEVICES", "LD_LIBRARY_PATH", "NVIDIA_VISIBLE_DEVICES")
 NOT_APART = (
     "a model that is Python code runs only where a sandbox keeps it apart from the platform, and none works here; "
     "'falaj doctor' says what each of them lacks"
@@ -186,9 +187,9 @@ class WorkerStarter:
 
 
 def _visible_gpus(needs: WorkerNeeds) -> dict[str, str]:
-    """Return which of the machine's GPUs CUDA shows to a worker: those that it shows to the server."""
-    given = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return {} if given is None or not needs.has_devices else {"CUDA_VISIBLE_DEVICES": given}
+    """Return what says which GPUs a worker sees, those of the server, and where the driver's libraries are."""
+    given = {name: os.environ[name] for name in GPU_VARIABLES if name in os.environ}
+    return given if needs.has_devices else {}
 
 
 class PlainProcess:

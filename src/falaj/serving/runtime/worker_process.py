@@ -32,6 +32,8 @@ from falaj.serving.runtime.worker_protocol import (
     wire,
 )
 
+DRIVER, DRIVER_BYTES = Path("/dev/nvidiactl"), 64 << 30
+"""A worker that sees a GPU maps much that it does not use; what it has mapped when it is loaded is its own."""
 MAX_CONNECTIONS = 128
 PYTHON = "python"
 """The platform of models that are user code."""
@@ -69,7 +71,7 @@ def main(memory_bytes: int, control: socket.socket, runs: list[socket.socket]) -
 def _open(file: ServedFile, contents: ModelContents, memory_bytes: int) -> ModelEngine:
     """Import the framework of the file, and nothing else; then open the file with limited memory."""
     size = len(contents.model) + sum(map(len, contents.others.values()))
-    loading_bytes = memory_bytes + LOAD_FACTOR * size
+    loading_bytes = memory_bytes + LOAD_FACTOR * size + (DRIVER_BYTES if DRIVER.exists() else 0)
     if file.format is FileFormat.ONNX:
         from falaj.serving.runtime.engines.onnx import open_session
 

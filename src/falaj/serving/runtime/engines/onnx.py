@@ -14,6 +14,7 @@ import numpy.typing as npt
 import onnxruntime as ort
 
 from falaj.errors import InvalidInput, Unavailable
+from falaj.records.config import ModelIsolation
 from falaj.records.serving import DYNAMIC, Datatype, ServedFile, ServedModel, Tensor
 from falaj.serving.runtime.engine import (
     LONGEST_S,
@@ -24,7 +25,8 @@ from falaj.serving.runtime.engine import (
     require_small_outputs,
 )
 from falaj.serving.runtime.engines.converted_session import BFLOAT16, STRING, RunSession, converting
-from falaj.serving.runtime.engines.providers import CUDA, BoundSession, providers_here
+from falaj.serving.runtime.engines.operators import reason_unbounded
+from falaj.serving.runtime.engines.providers import CPU, CUDA, BoundSession, providers_here
 from falaj.serving.runtime.probe import RunCost, measure
 
 Array = npt.NDArray[Any]
@@ -150,6 +152,13 @@ def open_session(file: ServedFile, content: bytes, *, memory_bytes: int, is_boun
     cost = measure(model, trial, is_bounded=is_bounded, max_batch_rows=most_rows)
     _log.info("loaded %s@%s: %s", file.model, file.version, cost)
     return OnnxEngine(model, cost, session, names)
+
+
+def reason_apart(file: ServedFile, content: bytes, isolation: ModelIsolation) -> str | None:
+    """Return why a model does not run in the process that holds the gate; None if it does."""
+    if providers_here(file.settings.device) != [CPU]:
+        return "it runs on a GPU"
+    return reason_unbounded(content) or (None if isolation == "auto" else "serving.isolation is always")
 
 
 def _open(file: ServedFile, content: bytes, memory_bytes: int) -> ort.InferenceSession:
