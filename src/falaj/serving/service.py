@@ -33,6 +33,7 @@ from falaj.records.serving import (
     EndpointObservations,
     EndpointRef,
     EndpointStats,
+    EngineName,
     FeedbackResult,
     GroundTruth,
     InferenceResult,
@@ -168,6 +169,7 @@ class Endpoints:
         instances: RunCount | None = None,
         threads: RunCount | None = None,
         timeout_ms: TimeoutMs | None = None,
+        engine: EngineName | None = None,
         device: Device | None = None,
         compiled: bool | None = None,
         requests_per_second: RequestRate | None = None,
@@ -178,7 +180,8 @@ class Endpoints:
         What is not given is found by measurement again: the settings replace the earlier ones. A request is refused if
         it would wait for longer than max_queue_ms, a run is stopped after timeout_ms, and each caller may send
         requests_per_second, or `burst` at once. Versions run on a GPU if there is one and `device` is not cpu;
-        with `compiled`, torch compiles the programs of .pt2 files.
+        with `compiled`, torch compiles the programs of .pt2 files. `engine` is openvino for ONNX files, or triton for
+        the server that `serving.triton` names.
         """
         call = current_call()
         target = call.object("endpoint")
@@ -191,6 +194,7 @@ class Endpoints:
             instances=instances,
             threads=threads,
             timeout_ms=timeout_ms,
+            engine=engine,
             device=device,
             compiled=compiled,
             requests_per_second=requests_per_second,

@@ -33,6 +33,8 @@ def open_model(
     if isinstance(contents, bytes):
         contents = ModelContents(contents)
     reason = f"its format is {file.format}" if file.format is not FileFormat.ONNX else None
+    if file.settings.engine == "openvino":
+        reason = "its engine is OpenVINO"
     if reason is None:
         # The server needs ONNX Runtime for ONNX alone.
         from falaj.serving.runtime.engines.onnx import open_session, reason_apart

@@ -72,7 +72,7 @@ def _open(file: ServedFile, contents: ModelContents, memory_bytes: int) -> Model
     """Import the framework of the file, and nothing else; then open the file with limited memory."""
     size = len(contents.model) + sum(map(len, contents.others.values()))
     loading_bytes = memory_bytes + LOAD_FACTOR * size + (DRIVER_BYTES if DRIVER.exists() else 0)
-    if file.format is FileFormat.ONNX:
+    if file.format is FileFormat.ONNX and file.settings.engine != "openvino":
         from falaj.serving.runtime.engines.onnx import open_session
 
         _limit_growth(loading_bytes)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from falaj.apps.model_server.inference.shadow import ShadowRunner
 from falaj.apps.model_server.metrics import ServerMetrics, VersionMetrics
 from falaj.apps.model_server.platform.recorder import PredictionRecorder, PredictionSource, VersionKey
+from falaj.apps.model_server.platform.remote_engine import RemoteEngines
 from falaj.assembly.model_server import gpu_devices, read_online
 from falaj.assembly.parsing import find_sandboxes, hidden_paths
 from falaj.assembly.platform import LocalPlatform
@@ -14,17 +15,27 @@ from falaj.errors import Damaged, NotFound
 from falaj.governance.operations.caller import Caller, acting_as
 from falaj.monitoring.windows.collector import Collector
 from falaj.monitoring.windows.delivery import Delivery
+from falaj.ports.metadata import Transaction
 from falaj.ports.parsers import ByteSource
 from falaj.ports.queries import ArrowTable
 from falaj.records.features import OnlineRows
+from falaj.records.governance.objects import StoredObject
 from falaj.records.monitoring.monitors import WindowRecord
 from falaj.records.registry import ModelFile, ModelVersion
-from falaj.records.serving import LoadProblem, MeasuredVersion, ServedFile, ShadowCounts, VersionCounts
+from falaj.records.serving import (
+    DeployedEndpoint,
+    LoadProblem,
+    MeasuredVersion,
+    ServedFile,
+    ShadowCounts,
+    VersionCounts,
+)
 from falaj.serving.runtime.engine import ModelEngine
 from falaj.serving.runtime.engines.opened import ModelContents
 from falaj.serving.runtime.formats import READS_OTHERS
 from falaj.serving.runtime.loading import open_model
 from falaj.serving.runtime.worker import WorkerStarter
+from falaj.serving.validation import require_still_servable
 
 
 class PlatformClient:
@@ -37,11 +48,14 @@ class PlatformClient:
         self._starter = WorkerStarter(
             find_sandboxes, hidden=hidden_paths(platform.home, platform.config), devices=gpu_devices()
         )
+        self.remote = RemoteEngines(platform.config, platform.gate.zones)
         self.collector = Collector()
         self._windows = Delivery(self.collector, self._record_windows)
 
     def load(self, file: ServedFile) -> ModelEngine:
-        """Load a registered version, verify its signature and bytes, and open it from memory."""
+        """Load a registered version, verify its signature and bytes, and open it from memory, or have it by Triton."""
+        if file.settings.engine == "triton":
+            return self.remote.load(file)
         with acting_as(self._account):
             version = self._services.models.version(str(file.registered))
             models = [each for each in version.files if each.format is version.format]
@@ -62,6 +76,11 @@ class PlatformClient:
             memory_bytes=serving.model_memory,
             starter=self._starter,
         )
+
+    def require_servable(self, tx: Transaction, version: StoredObject, served: DeployedEndpoint) -> None:
+        """Raise if a deployed version lost its key, or may no longer lie where it would run."""
+        require_still_servable(self._platform.gate, tx, version, served)
+        self.remote.require_permitted(version, served)
 
     def _read(self, version: ModelVersion, file: ModelFile) -> bytes:
         content = b"".join(self._services.models.read(version.id, file.path))
