@@ -26,7 +26,16 @@ INFRASTRUCTURE = {
     *("dbos", "deltalake", "duckdb", "lightkube", "lmdb"),
     *("obstore", "pkcs11", "psycopg", "pyspark", "redis"),
 }
-FRAMEWORKS = {"jax", "onnxruntime", "tensorflow", "torch"}
+FRAMEWORKS = {
+    "ai_edge_litert",
+    "jax",
+    "lightgbm",
+    "onnxruntime",
+    "openvino",
+    "tensorflow",
+    "torch",
+    "xgboost",
+}
 
 
 def test_generic_file_names_are_not_used() -> None:

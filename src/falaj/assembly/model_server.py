@@ -9,7 +9,7 @@ import shutil
 import socket
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -29,8 +29,10 @@ from falaj.records.features import OnlineRows
 from falaj.records.governance.identity import Role
 from falaj.records.governance.objects import StoredObject
 from falaj.records.names import ROOT, PrincipalId
+from falaj.records.registry import FileFormat
 from falaj.records.serving.statistics import ServerLoad
 from falaj.serving.dependencies import LOAD_PATH, LoadVersion
+from falaj.serving.runtime.formats import require_installed
 
 LONGEST_SOCKET_PATH = 100
 """Bytes; the system takes little more."""
@@ -76,9 +78,10 @@ class LocalModelServer:
         draft.chmod(0o600)
         draft.rename(self._home.serving)
 
-    def require_engine(self) -> None:
+    def require_engine(self, formats: Collection[FileFormat]) -> None:
         if find_spec("onnxruntime") is None or find_spec("msgspec") is None:
             raise Unavailable("models cannot be served by this installation; pip install 'falaj[serve]'")
+        require_installed(formats)
 
     def load(self) -> ServerLoad:
         """Return what the replicas do; the one that answers knows of the others."""
@@ -161,6 +164,13 @@ def process_replicas(
     environment = os.environ | {"FALAJ_HOME": str(home.path), "FALAJ_CONFIG_DIR": str(home.config_dir)}
     command = [sys.executable, "-m", "falaj.apps.model_server"]
     return ProcessReplicas(command, sockets=sockets, environment=environment, output=output)
+
+
+def gpu_devices() -> Sequence[Path]:
+    """Return the device files of the machine's GPUs, which the worker of a model may open; none without a GPU."""
+    from falaj.drivers.processes.gpus import machine_devices
+
+    return machine_devices()
 
 
 def publish_replicas(home: Home, replicas: Sequence[Replica]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import Literal, NamedTuple, Protocol
 
 Admit = Callable[[str], None]
 """Is called with the address that a request will go to; raises if it may not go there."""
@@ -11,6 +11,14 @@ Admit = Callable[[str], None]
 
 class DeliveryFailed(Exception):
     """A request that got no answer in time; `str` says why, without the path of the URL, which may be a secret."""
+
+
+class EgressAnswer(NamedTuple):
+    """What a host has answered; the names of headers are in lower case."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
 
 
 class Egress(Protocol):
@@ -25,4 +33,17 @@ class Egress(Protocol):
 
         Raise DeliveryFailed if there is none, or if the host or its address is not allowed.
         """
+        ...
+
+    def ask(
+        self,
+        method: Literal["GET", "POST"],
+        url: str,
+        *,
+        headers: Mapping[str, str],
+        body: bytes,
+        within_s: float,
+        limit_bytes: int,
+    ) -> EgressAnswer:
+        """Send a request, and return the answer to it. Raise DeliveryFailed also if that is larger than the limit."""
         ...

@@ -72,7 +72,8 @@ class UserCode:
     `directory` is its working directory (writable; do not trust what is left there, links least of all);
     `readable` are further paths it may read, `devices` further devices it may use; `hidden` are paths that it
     must not reach even where the mechanism shows the rest of the machine. `environment` is the whole
-    environment. `loopback` says that its processes speak TCP with each other; `network` grants it the network.
+    environment. `loopback` says that its processes speak TCP with each other; `network` grants it the network;
+    without `children` it can start threads, but no process.
     `scratch_bytes` is what a private /tmp may hold, `shared_memory_bytes` a private /dev/shm, where the
     mechanism has them.
     """
@@ -84,6 +85,7 @@ class UserCode:
     hidden: Sequence[Path] = ()
     network: bool = False
     loopback: bool = False
+    children: bool = True
     devices: Sequence[Path] = ()
     scratch_bytes: int | None = None
     shared_memory_bytes: int | None = None

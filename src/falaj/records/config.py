@@ -102,6 +102,15 @@ class CorsConfig(Record):
     """Like `["https://app.example.org"]`; `["*"]` stands for every site. The scripts need a token all the same."""
 
 
+class TritonConfig(Record):
+    """A Triton Inference Server that runs versions for endpoints whose engine is `triton`."""
+
+    url: str
+    """Its HTTP address, like `https://triton.example.com:8000`; the host must be in `egress.allow`."""
+    zone: Name | None = None
+    """The zone where it runs, for residency; by default that of this machine."""
+
+
 class ServingConfig(Record):
     """The model server: its address, and how often it stores predictions. By default it uses the TLS of the API.
 
@@ -137,6 +146,8 @@ class ServingConfig(Record):
     """Whether `GET /v2/models/NAME/ready` needs no token; then anybody can find out which names are served."""
     cors: CorsConfig = CorsConfig()
     """Scripts of other sites, see [serving](serving.md#browsers)."""
+    triton: TritonConfig | None = None
+    """A Triton server behind the endpoint, see [engines](engines.md#triton)."""
     replicas: ReplicaConfig = ReplicaConfig()
     """How many processes of the model server share its port; see [serving](serving.md#replicas)."""
 

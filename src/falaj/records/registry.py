@@ -71,6 +71,7 @@ class FileFormat(StrEnum):
     XGBOOST = "xgboost"
     LIGHTGBM = "lightgbm"
     CATBOOST = "catboost"
+    PYTHON = "python"
     ARROW = "arrow"
     PARQUET = "parquet"
     NUMPY = "numpy"

@@ -10,13 +10,14 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from falaj.errors import InvalidInput
+from falaj.errors import Fault, InvalidInput
 from falaj.ports.parsers import ByteSource, Parsed
-from falaj.records.registry import FileFormat
+from falaj.records.registry import FileFormat, TensorSpec
 from falaj.registry.file_formats import archives, numpy_arrays
 from falaj.registry.file_formats.archives import USE_INSTEAD, archive_format
 from falaj.registry.file_formats.onnx_files import is_onnx
 from falaj.registry.file_formats.pickles import has_pickle_header, is_pickle
+from falaj.registry.file_formats.python_code import is_python_model
 from falaj.registry.file_formats.range_reader import READ_LIMIT, RangeReader
 from falaj.registry.file_formats.strict_json import parse_json
 from falaj.registry.file_formats.tensor_files import is_safetensors
@@ -65,18 +66,43 @@ def recognize(reader: RangeReader) -> FileFormat:
         return found
     if is_safetensors(reader, head):
         return FileFormat.SAFETENSORS
+    if is_python_model(reader):
+        return FileFormat.PYTHON
     if is_onnx(reader):
         return FileFormat.ONNX
     return _text(reader, head)
 
 
 def model_format(found: Sequence[FileFormat]) -> FileFormat:
-    """Return the format of a version from the formats of its files. Raise InvalidInput unless there is exactly one."""
+    """Return the format of a version from the formats of its files. Raise InvalidInput unless there is exactly one.
+
+    Python source reads the other files of its version, so these may be models, too.
+    """
+    if FileFormat.PYTHON in found:
+        return FileFormat.PYTHON
     models = sorted({each for each in found if each.is_model})
     if len(models) == 1:
         return models[0]
     given = " and ".join(models) if models else ", ".join(sorted(set(found)))
     raise InvalidInput.at("files", given=given, allowed="files of exactly one model format")
+
+
+def require_signature(found: FileFormat, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> None:
+    """Raise InvalidInput if a version has no signature, and its file cannot tell it."""
+    if found is not FileFormat.PYTHON:
+        return
+    faults = [
+        Fault(
+            where=where,
+            given="nothing" if not given else "a tensor without a shape",
+            allowed="each tensor with its name, dtype and shape; -1 is a dimension of any size",
+            fix=f'{where}=[{{"name": "x", "dtype": "float32", "shape": [-1, 4]}}]',
+        )
+        for where, given in (("inputs", inputs), ("outputs", outputs))
+        if not given or not all(spec.shape for spec in given)
+    ]
+    if faults:
+        raise InvalidInput("a model that is Python code needs a signature", faults=faults)
 
 
 def _array(reader: RangeReader) -> FileFormat:

@@ -45,7 +45,7 @@ from falaj.records.registry import (
 )
 from falaj.registry import aliases, manifests, store
 from falaj.registry.files import ModelBlobSource, check_files, require_same, verified
-from falaj.registry.formats import model_format
+from falaj.registry.formats import model_format, require_signature
 from falaj.registry.registration import inspect_files, model_object, require_placed
 
 Position = Annotated[int, Field(ge=1, le=2**31)]
@@ -91,8 +91,10 @@ class Models:
         with self.gate.database.read() as tx:
             blobs = require_placed(self.gate, call, tx, self._blobs, call.referred["files"])
         inspected = inspect_files(blobs, paths, self._blobs, self._parsers, owner=call.caller.id)
+        found = model_format([file.format for file in inspected])
+        require_signature(found, inputs, outputs)
         facts: dict[str, object] = {
-            "format": model_format([file.format for file in inspected]),
+            "format": found,
             "files": tuple(inspected),
             "inputs": inputs,
             "outputs": outputs,

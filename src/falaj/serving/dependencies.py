@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
@@ -15,7 +15,7 @@ from falaj.records.governance.identity import FailureReason
 from falaj.records.governance.objects import StoredObject
 from falaj.records.monitoring.sketches import ColumnRole
 from falaj.records.names import ObjectId
-from falaj.records.registry import ModelVersion
+from falaj.records.registry import FileFormat, ModelVersion
 from falaj.records.serving.statistics import ServerLoad
 from falaj.records.serving.tensors import ServedModel
 
@@ -107,8 +107,8 @@ class ModelServerClient(Protocol):
         """Request that its replicas be replaced, one after the other."""
         ...
 
-    def require_engine(self) -> None:
-        """Raise Unavailable if this installation cannot run models."""
+    def require_engine(self, formats: Collection[FileFormat]) -> None:
+        """Raise Unavailable, with the extra to install, if this installation cannot run models of these formats."""
         ...
 
     def load(self) -> ServerLoad:

@@ -47,6 +47,8 @@ from falaj.records.serving.predictions import (
 from falaj.records.serving.settings import (
     BurstSize,
     DelayMs,
+    Device,
+    EngineName,
     MeasuredVersion,
     QueueMs,
     RequestRate,
@@ -141,7 +143,6 @@ class Endpoints:
         """
         call = current_call()
         validation.require_name(name)
-        self._server.require_engine()
         values = self._imputed_values(call, name, [call.object("model")], lookup)
         deploy = partial(self._deploy, call, name, lookup=lookup, scoring=scoring, zone=zone, values=values)
         made = self.gate.commit(call, deploy)
@@ -264,6 +265,9 @@ class Endpoints:
         instances: RunCount | None = None,
         threads: RunCount | None = None,
         timeout_ms: TimeoutMs | None = None,
+        engine: EngineName | None = None,
+        device: Device | None = None,
+        compiled: bool | None = None,
         requests_per_second: RequestRate | None = None,
         burst: BurstSize | None = None,
     ) -> DeployedEndpoint:
@@ -271,7 +275,9 @@ class Endpoints:
 
         What is not given is found by measurement again: the settings replace the earlier ones. A request is refused if
         it would wait for longer than max_queue_ms, a run is stopped after timeout_ms, and each caller may send
-        requests_per_second, or `burst` at once.
+        requests_per_second, or `burst` at once. Versions run on a GPU if there is one and `device` is not cpu;
+        with `compiled`, torch compiles the programs of .pt2 files. `engine` is openvino for ONNX files, or triton for
+        the server that `serving.triton` names.
         """
         call = current_call()
         target = call.object("endpoint")
@@ -284,6 +290,9 @@ class Endpoints:
             instances=instances,
             threads=threads,
             timeout_ms=timeout_ms,
+            engine=engine,
+            device=device,
+            compiled=compiled,
             requests_per_second=requests_per_second,
             burst=burst,
         )
@@ -507,6 +516,7 @@ class Endpoints:
         """Validate and store `routes`; lookup, scoring and sticky key stay as in `before` unless given."""
         zone = self.gate.zones.named(target.zone)
         versions = validation.require_servable(self.gate, call, found, zone, opened=self._versions)
+        self._server.require_engine({version.format for version in versions})
         self._protection.require(call, target, versions, routes=routes, before=before)
         flowing = [] if before is None else [*found]  # a new endpoint has edges from its inputs already
         if lookup is not None:

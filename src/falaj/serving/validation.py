@@ -14,12 +14,13 @@ from falaj.ports.metadata import Transaction
 from falaj.records.features import ColumnType
 from falaj.records.governance.objects import StoredObject
 from falaj.records.governance.residency import Zone
-from falaj.records.registry import FileFormat, ModelVersion
+from falaj.records.registry import ModelVersion
 from falaj.records.serving.endpoints import DeployedEndpoint, Route, ServedRoute
 from falaj.records.serving.lookups import Lookup, ViewLookup
 from falaj.records.serving.tensors import Datatype
 from falaj.serving.dependencies import LoadVersion, LoadView
 from falaj.serving.lookups.joins import require_lookup_fits_version
+from falaj.serving.runtime.formats import format_fault
 
 NUMERIC = frozenset({ColumnType.INTEGER, ColumnType.FLOAT, ColumnType.BOOLEAN})
 RESERVED = frozenset({"config", "index", "infer", "load", "ready", "stats", "unload", "versions"})
@@ -41,9 +42,9 @@ def require_servable(
         gate.require(call, "models.read", each)
     gate.zones.require(call.tx, found, zone, seen=partial(gate.authorizer.sees, call.tx, call.caller))
     versions = [opened(call.tx, each) for each in found]
-    faults = [fault for version in versions if (fault := _format_fault(version)) is not None]
+    faults = [fault for version in versions if (fault := format_fault(version)) is not None]
     if faults:
-        raise InvalidInput("the model server supports ONNX only", faults=faults)
+        raise InvalidInput("the model server has no engine for this format", faults=faults)
     return versions
 
 
@@ -67,19 +68,6 @@ def require_still_servable(
             )
         if not has_living_key(tx, each.workspace):
             raise KeyUnavailable(f"the key of {each.name} was destroyed")
-
-
-def _format_fault(version: ModelVersion) -> Fault | None:
-    models = [file for file in version.files if file.format.is_model]
-    if version.format is FileFormat.ONNX and len(models) == 1:
-        return None
-    given = f"{len(models)} ONNX files" if version.format is FileFormat.ONNX else str(version.format)
-    return Fault(
-        where=version.reference,
-        given=given,
-        allowed="one ONNX file",
-        fix=f"optimize or export it first: falaj optimization start {version.reference}, or fj.export_onnx",
-    )
 
 
 def resolve_versions(

@@ -251,7 +251,7 @@ def lookup(view: str = "riders", **more: Any) -> Lookup:
 def test_versions_that_cannot_be_served_are_refused_with_the_reason(
     platform: OwnPlatform, riders: str
 ) -> None:
-    assert "optimize or export it first" in refused(InvalidInput, platform, model="weights@1")
+    assert "weights alone are no model" in refused(InvalidInput, platform, model="weights@1")
     assert "m@99" in refused(NotFound, platform, model="m@99")
     assert "not reserved by the inference protocol" in refused(InvalidInput, platform, "infer")
     assert "nothere" in refused(NotFound, platform, lookup=lookup("nothere"))

@@ -25,6 +25,7 @@ from falaj.records.serving.endpoints import ServedFile
 from falaj.records.serving.tensors import Datatype, ServedModel, Tensor
 from falaj.serving.dependencies import PredictedBatch
 from falaj.serving.runtime.engine import MODEL_MEMORY_BYTES, ModelEngine
+from falaj.serving.runtime.engines.opened import ModelContents
 from falaj.serving.runtime.loading import load
 from falaj.serving.runtime.probe import RunCost
 from falaj.serving.runtime.worker import WorkerEngine
@@ -87,7 +88,7 @@ def test_an_answer_of_another_shape_is_not_passed_on(tmp_path: Path) -> None:
 def test_a_worker_cannot_answer_with_other_types(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = ServedFile(model="m", version="1", path=constant(tmp_path / "m.onnx", 1))
     engine = WorkerEngine(
-        file, (tmp_path / "m.onnx").read_bytes(), memory_bytes=MODEL_MEMORY_BYTES, threads=1
+        file, ModelContents((tmp_path / "m.onnx").read_bytes()), memory_bytes=MODEL_MEMORY_BYTES, threads=1
     )
     try:
         worker: Any = engine._worker
@@ -170,7 +171,7 @@ def test_a_worker_that_crashes_again_and_again_delays_no_other(tmp_path: Path) -
         if file.model == "good":
             return load(file)
         content = paths["crashes"].read_bytes()
-        engines.append(WorkerEngine(file, content, memory_bytes=MODEL_MEMORY_BYTES, threads=2))
+        engines.append(WorkerEngine(file, ModelContents(content), memory_bytes=MODEL_MEMORY_BYTES, threads=2))
         return engines[0]
 
     wanted = deployment(*((name, "1", path) for name, path in paths.items()))

@@ -10,7 +10,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from falaj.serving.runtime.operators import reason_unbounded
+from falaj.serving.runtime.engines.operators import reason_unbounded
 from model_servers import centred, constant, counting, filling, mlp, model, outer_sum, tabular, widened
 
 node = helper.make_node

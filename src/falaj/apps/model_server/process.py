@@ -40,7 +40,6 @@ from falaj.records.config import Config, Tls
 from falaj.records.governance.identity import Role
 from falaj.serving.dependencies import NoPredictionSink
 from falaj.serving.service import MODEL_SERVER
-from falaj.serving.validation import require_still_servable
 
 SWITCH_S = 0.001
 """Thread switch interval; the default of 5 ms would add to latency."""
@@ -113,10 +112,15 @@ async def running_server(
     )
     counters = CountReporter(client, server.metrics, recorder, lambda: admission.endpoints, server.shadows)
     recorder.periodic_tasks = (counters.report,)
-    servable = partial(require_still_servable, platform.gate)
     opened = version_opener(platform.services)
     reloader = DeploymentReloader(
-        platform.database, server, admission, recorder, opened, client.report_versions, servable
+        platform.database,
+        server,
+        admission,
+        recorder,
+        opened,
+        client.report_versions,
+        client.require_servable,
     )
     recorder.start()
     server.metrics.replica = replica

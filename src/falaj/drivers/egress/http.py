@@ -7,12 +7,14 @@ import ipaddress
 import socket
 import ssl
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal
 from urllib.parse import SplitResult, urlsplit
 
 from falaj.errors import InvalidInput
-from falaj.ports.egress import Admit, DeliveryFailed
+from falaj.ports.egress import Admit, DeliveryFailed, EgressAnswer
 from falaj.records.governance.egress import read_egress_host
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -57,6 +59,31 @@ class HttpEgress:
             )
 
     def post(self, url: str, *, headers: Mapping[str, str], body: bytes, admit: Admit) -> int:
+        with self._exchange("POST", url, headers, body, DEADLINE_S, admit) as answer:
+            return answer.status
+
+    def ask(
+        self,
+        method: Literal["GET", "POST"],
+        url: str,
+        *,
+        headers: Mapping[str, str],
+        body: bytes,
+        within_s: float,
+        limit_bytes: int,
+    ) -> EgressAnswer:
+        with self._exchange(method, url, headers, body, within_s, lambda _: None) as answer:
+            content = answer.read(limit_bytes + 1)
+            if len(content) > limit_bytes:
+                raise DeliveryFailed(f"the answer is larger than {limit_bytes} bytes")
+            found = {name.lower(): value for name, value in answer.getheaders()}
+            return EgressAnswer(answer.status, found, content)
+
+    @contextmanager
+    def _exchange(
+        self, method: str, url: str, headers: Mapping[str, str], body: bytes, within_s: float, admit: Admit
+    ) -> Iterator[http.client.HTTPResponse]:
+        """Send a request; the answer can be read inside, until the time is over."""
         try:
             self.require(url)
         except InvalidInput as error:
@@ -65,16 +92,17 @@ class HttpEgress:
         host, port = _host(target), _port(target)
         address = self._resolve(host, port, secure=target.scheme == "https")
         admit(str(address))
-        connection = _Pinned(host, port, str(address), self._context() if target.scheme == "https" else None)
-        overdue = threading.Timer(DEADLINE_S, connection.abort)
+        tls = self._context() if target.scheme == "https" else None
+        connection = _Pinned(host, port, str(address), tls, within_s)
+        overdue = threading.Timer(within_s, connection.abort)
         overdue.daemon = True
         overdue.start()
         try:
             path = (target.path or "/") + (f"?{target.query}" if target.query else "")
-            connection.request("POST", path, body=body, headers=dict(headers))
-            return connection.getresponse().status
+            connection.request(method, path, body=body, headers=dict(headers))
+            yield connection.getresponse()
         except (OSError, http.client.HTTPException) as error:
-            raise DeliveryFailed(_reason(error, host, port)) from None
+            raise DeliveryFailed(_reason(error, host, port, within_s)) from None
         finally:
             overdue.cancel()
             connection.close()
@@ -120,14 +148,16 @@ class HttpEgress:
 class _Pinned(http.client.HTTPConnection):
     """A connection to an address that was resolved before; TLS is checked against the host's name."""
 
-    def __init__(self, host: str, port: int, address: str, context: ssl.SSLContext | None) -> None:
-        super().__init__(host, port, timeout=DEADLINE_S)
+    def __init__(
+        self, host: str, port: int, address: str, context: ssl.SSLContext | None, within_s: float
+    ) -> None:
+        super().__init__(host, port, timeout=within_s)
         self.default_port = 443 if context else 80
         self._address = address
         self._tls = context
 
     def connect(self) -> None:
-        plain = socket.create_connection((self._address, self.port), timeout=DEADLINE_S)
+        plain = socket.create_connection((self._address, self.port), timeout=self.timeout)
         self.sock = plain
         if self._tls is not None:
             self.sock = self._tls.wrap_socket(plain, server_hostname=self.host)
@@ -174,11 +204,11 @@ def _plain(address: Address) -> Address:
     return getattr(address, "ipv4_mapped", None) or address
 
 
-def _reason(error: Exception, host: str, port: int) -> str:
+def _reason(error: Exception, host: str, port: int, within_s: float) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"the certificate of {host} is not valid: {error.verify_message}"
     if isinstance(error, TimeoutError):
-        return f"{host}:{port} did not answer within {DEADLINE_S:.0f} s"
+        return f"{host}:{port} did not answer within {within_s:.0f} s"
     if isinstance(error, http.client.HTTPException):
         return f"{host}:{port} ended the connection, or did not answer in HTTP ({type(error).__name__})"
     return f"{host}:{port}: {getattr(error, 'strerror', None) or type(error).__name__}"

@@ -55,10 +55,17 @@ def gpu_devices(launch: Launch, *, root: Path = Path("/")) -> list[Path]:
     if not launch.gpus:
         return []
     numbers = [minor_number(root, uuid) for uuid in launch.gpus]
-    cards = [root / f"dev/nvidia{number}" for number in numbers]
     if None in numbers:
-        cards = sorted((root / "dev").glob("nvidia[0-9]*"))
+        return machine_devices(root)
+    cards = [root / f"dev/nvidia{number}" for number in numbers]
     return [path for path in (*(root / "dev" / name for name in DRIVER_DEVICES), *cards) if path.exists()]
+
+
+def machine_devices(root: Path = Path("/")) -> list[Path]:
+    """Return the device files of the driver and of all cards; none without a card."""
+    cards = sorted((root / "dev").glob("nvidia[0-9]*"))
+    driver = [root / "dev" / name for name in DRIVER_DEVICES] if cards else []
+    return [path for path in (*driver, *cards) if path.exists()]
 
 
 def gpu_folders(launch: Launch) -> list[Path]:

@@ -33,7 +33,7 @@ def launch(
 
     `landlock` is what the last step does beside that, where no launcher did it before.
     """
-    program = seccomp.program(rules)
+    program = seccomp.program(rules if code.children else [*seccomp.lone_process_rules(), *rules])
     plan = {
         "landlock": landlock,
         "filter": None if program is None else base64.b64encode(program).decode(),

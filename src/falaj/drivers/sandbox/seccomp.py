@@ -46,6 +46,7 @@ SYSCALLS: Mapping[str, tuple[int | None, int | None]] = {
     "fchownat": (260, 54),
     "file_setattr": (469, 469),
     "finit_module": (313, 273),
+    "fork": (57, None),
     "fremovexattr": (199, 16),
     "fsconfig": (431, 431),
     "fsetxattr": (190, 7),
@@ -145,6 +146,7 @@ SYSCALLS: Mapping[str, tuple[int | None, int | None]] = {
     "utime": (132, None),
     "utimensat": (280, 88),
     "utimes": (235, None),
+    "vfork": (58, None),
     "vhangup": (153, 58),
 }
 
@@ -185,6 +187,7 @@ EXTENDED_ATTRIBUTES = (
 # fmt: on
 
 NEW_NAMESPACES = 0x7E02_0000
+CLONE_THREAD = 0x1_0000
 NEW_TIME_NAMESPACE = 0x80
 AF_UNIX, AF_INET, AF_INET6, AF_NETLINK = 1, 2, 10, 16
 SOCK_STREAM, SOCK_DGRAM, SOCK_TYPE_MASK = 1, 2, 0xF
@@ -292,6 +295,15 @@ def namespace_rules() -> list[SyscallRule]:
             "unshare", errno.EPERM, (ArgumentTest(0, 0, NEW_NAMESPACES | NEW_TIME_NAMESPACE, is_equal=False),)
         ),
         SyscallRule("clone3", errno.ENOSYS),
+    ]
+
+
+def lone_process_rules() -> list[SyscallRule]:
+    """No further process: only clones that are threads. They come before all other rules; clone3 is refused there."""
+    return [
+        SyscallRule("clone", errno.EPERM, (ArgumentTest(0, 0, CLONE_THREAD),)),
+        SyscallRule("fork", errno.EPERM),
+        SyscallRule("vfork", errno.EPERM),
     ]
 
 

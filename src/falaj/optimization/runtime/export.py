@@ -41,7 +41,8 @@ def export_onnx(
     names: Sequence[str] | None = None,
     tolerance: float = TOLERANCE,
 ) -> ExportedModel:
-    """Write `model` to `path` as ONNX: a torch module or exported program, a scikit-learn estimator, or XGBoost.
+    """Write `model` to `path` as ONNX: a torch module or exported program, a scikit-learn estimator, XGBoost or
+    CatBoost.
 
     The file has one input, `features`, with a dynamic number of rows. A binary classifier returns the probability of
     the second class as one column; other classifiers one column per class. The file must agree with the model on
@@ -146,6 +147,9 @@ def _trained_on(model: Any) -> list[str] | None:
         found = None
     if found is None:
         found = getattr(model, "feature_names", None)
+    if found is None:  # CatBoost calls columns without names 0, 1, …
+        found = getattr(model, "feature_names_", None)
+        found = None if found is not None and list(found) == [str(i) for i in range(len(found))] else found
     return None if found is None else [str(name) for name in found]
 
 
@@ -159,6 +163,10 @@ def _convert(kind: str, model: Any, rows: Array, columns: tuple[str, ...]) -> Co
         from falaj.optimization.runtime.conversion import from_xgboost
 
         return from_xgboost.convert(model, rows, columns)
+    if kind == "catboost":
+        from falaj.optimization.runtime.conversion import from_catboost
+
+        return from_catboost.convert(model, rows, columns)
     from falaj.optimization.runtime.conversion import from_sklearn
 
     return from_sklearn.convert(model, rows, columns)

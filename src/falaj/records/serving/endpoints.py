@@ -14,8 +14,10 @@ from pydantic import Field, model_validator
 from falaj.records.governance.residency import Label
 from falaj.records.names import Name, ObjectId, Reference, RefersTo, TextRule
 from falaj.records.record import Record
+from falaj.records.registry import FileFormat
 from falaj.records.serving.lookups import Lookup
 from falaj.records.serving.settings import MeasuredVersion, ServingSettings
+from falaj.records.serving.tensors import Tensor
 
 EndpointRef = Annotated[Reference, RefersTo("endpoint")]
 Sha256 = Annotated[str, TextRule("[0-9a-f]{64}", "a SHA-256 is 64 hexadecimal digits", limit=64)]
@@ -24,7 +26,8 @@ Sha256 = Annotated[str, TextRule("[0-9a-f]{64}", "a SHA-256 is 64 hexadecimal di
 class ServedFile(Record):
     """The source of a model version's bytes: a registered version, or a file that must hash to `sha256`.
 
-    `features` are what the columns of its input are called, in their order; none where nobody said.
+    `features` are what the columns of its input are called, in their order; none where nobody said. `inputs` and
+    `outputs` are the registered signature of a version whose format does not tell their names.
     """
 
     model: Reference
@@ -32,6 +35,9 @@ class ServedFile(Record):
     registered: ObjectId | None = None
     path: Path | None = None
     sha256: Sha256 | None = None
+    format: FileFormat = FileFormat.ONNX
+    inputs: tuple[Tensor, ...] = ()
+    outputs: tuple[Tensor, ...] = ()
     features: tuple[str, ...] = ()
     settings: ServingSettings = ServingSettings()
 

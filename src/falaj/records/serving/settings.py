@@ -16,6 +16,8 @@ QueueMs = Annotated[float, Field(ge=1, le=600_000)]
 TimeoutMs = Annotated[float, Field(ge=1, le=600_000)]
 RequestRate = Annotated[float, Field(gt=0, le=1_000_000, allow_inf_nan=False)]
 BurstSize = Annotated[int, Field(ge=1, le=1_000_000)]
+Device = Literal["auto", "cpu", "gpu"]
+EngineName = Literal["auto", "openvino", "triton"]
 
 
 class ServingSettings(Record):
@@ -33,6 +35,13 @@ class ServingSettings(Record):
     """Threads of one run; by default 1."""
     timeout_ms: TimeoutMs | None = None
     """How long a run may take; by default a minute."""
+    engine: EngineName | None = None
+    """What runs versions; by default, or with auto, what their format says. OpenVINO runs ONNX files; Triton is the
+    server of `serving.triton`, which has the version in its repository."""
+    device: Device | None = None
+    """Where versions run; by default, or with auto, on a GPU if the engine finds one."""
+    compiled: bool | None = None
+    """Whether torch compiles the program of a version when it loads it; by default not."""
     requests_per_second: RequestRate | None = None
     """Requests of each caller; by default `serving.limits`."""
     burst: BurstSize | None = None

@@ -89,6 +89,7 @@ class _Buffered(io.BufferedReader):
 
 
 ALLOWED = (
-    "ONNX, torch export (.pt2), safetensors, LiteRT, XGBoost JSON or UBJ, LightGBM text, CatBoost; in addition Arrow, "
+    "ONNX, torch export (.pt2), safetensors, LiteRT, XGBoost JSON or UBJ, LightGBM text, CatBoost, Python "
+    "source (model.py); in addition Arrow, "
     "Parquet, NumPy arrays, JSON and text"
 )

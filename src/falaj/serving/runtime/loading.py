@@ -1,4 +1,4 @@
-"""Load model versions: those whose work is bounded in this process, all others in a worker process of their own."""
+"""Load model versions: ONNX whose work is bounded in this process, all others in a worker process of their own."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import logging
 
 from falaj.errors import Damaged, NotFound
 from falaj.records.config import ModelIsolation
+from falaj.records.registry import FileFormat
 from falaj.records.serving.endpoints import ServedFile
-from falaj.serving.runtime.engine import MODEL_MEMORY_BYTES, ModelEngine, open_session
-from falaj.serving.runtime.operators import reason_unbounded
+from falaj.serving.runtime.engine import MODEL_MEMORY_BYTES, ModelEngine
+from falaj.serving.runtime.engines.opened import ModelContents
 from falaj.serving.runtime.worker import WorkerEngine, WorkerStarter
 
 _log = logging.getLogger(__name__)
@@ -22,19 +23,27 @@ def load(file: ServedFile) -> ModelEngine:
 
 def open_model(
     file: ServedFile,
-    content: bytes,
+    contents: ModelContents | bytes,
     *,
     isolation: ModelIsolation = "auto",
     memory_bytes: int = MODEL_MEMORY_BYTES,
     starter: WorkerStarter | None = None,
 ) -> ModelEngine:
     """Open and probe a model from its verified bytes, which are never written to disk in clear."""
-    reason = reason_unbounded(content)
-    if reason is None and isolation == "auto":
-        return open_session(file, content, memory_bytes=memory_bytes, is_bounded=True)
-    why = reason or "serving.isolation is always"
-    _log.info("%s@%s runs in a process of its own: %s", file.model, file.version, why)
-    return WorkerEngine(file, content, memory_bytes=memory_bytes, starter=starter)
+    if isinstance(contents, bytes):
+        contents = ModelContents(contents)
+    reason = f"its format is {file.format}" if file.format is not FileFormat.ONNX else None
+    if file.settings.engine == "openvino":
+        reason = "its engine is OpenVINO"
+    if reason is None:
+        # The server needs ONNX Runtime for ONNX alone.
+        from falaj.serving.runtime.engines.onnx import open_session, reason_apart
+
+        reason = reason_apart(file, contents.model, isolation)
+        if reason is None:
+            return open_session(file, contents.model, memory_bytes=memory_bytes, is_bounded=True)
+    _log.info("%s@%s runs in a process of its own: %s", file.model, file.version, reason)
+    return WorkerEngine(file, contents, memory_bytes=memory_bytes, starter=starter)
 
 
 def _verified_bytes(file: ServedFile) -> bytes:

@@ -1,10 +1,14 @@
-"""Messages between the model server and a worker process: length-prefixed MessagePack over a socket pair."""
+"""Messages between the model server and a worker process: length-prefixed MessagePack over a socket pair.
+
+The bytes of arrays follow the message that describes them, so that large ones are copied no more than the kernel does.
+"""
 
 from __future__ import annotations
 
 import socket
 import struct
 from collections.abc import Sequence
+from math import prod
 from typing import Any, TypeVar
 
 import msgspec
@@ -18,22 +22,31 @@ M = TypeVar("M")
 
 _LENGTH = struct.Struct("<Q")
 MAX_MESSAGE_BYTES = 2**32
-"""Larger than any model; the worker is not trusted with more."""
+"""Larger than any model."""
+MAX_REPLY_BYTES = 2**27
+"""The worker is not trusted with more, beside the bytes of its outputs."""
+LONGEST_MESSAGE = 4000
+MOST_FAULTS = 20
+JOINED_BYTES = 2**16
+"""A message and arrays up to this size are sent in one piece."""
+NUMBERS = "biuf"
+"""The kinds of dtypes that travel as bytes."""
 
 
 class WireArray(msgspec.Struct, array_like=True, gc=False):
-    """An array: its dtype, shape, and bytes; texts, and bytes that are none, are a list instead, under the dtype ""."""
+    """The dtype and shape of an array whose bytes follow the message; texts, and bytes that are none, are in it."""
 
     dtype: str
     shape: tuple[int, ...]
-    data: bytes | list[Any]
+    texts: list[Any] | None = None
 
 
 class LoadRequest(msgspec.Struct):
-    """The model that the worker serves, as the JSON of a ServedFile, and its bytes."""
+    """The model that the worker serves, as the JSON of a ServedFile, its bytes, and the other files of the version."""
 
     file: bytes
     content: bytes
+    others: dict[str, bytes] = {}
 
 
 class Loaded(msgspec.Struct):
@@ -55,10 +68,11 @@ class Outputs(msgspec.Struct):
 
 
 class Failed(msgspec.Struct, tag=True):
-    """An error by its code and message."""
+    """An error by its code, message and faults."""
 
     code: str
     message: str
+    faults: list[dict[str, str | None]] = []
 
 
 class Succeeded(msgspec.Struct, tag=True):
@@ -70,20 +84,27 @@ class Succeeded(msgspec.Struct, tag=True):
 _reply = msgspec.msgpack.Decoder(Failed | Succeeded)
 
 
-def send(connection: socket.socket, message: msgspec.Struct) -> None:
+def send(connection: socket.socket, message: msgspec.Struct, raw: Sequence[memoryview] = ()) -> None:
+    """Send a message, and after it the bytes of its arrays."""
     body = msgspec.msgpack.encode(message)
-    connection.sendall(_LENGTH.pack(len(body)))
-    connection.sendall(body)
+    length = _LENGTH.pack(len(body))
+    if len(body) + sum(part.nbytes for part in raw) <= JOINED_BYTES:
+        connection.sendall(b"".join([length, body, *raw]))
+        return
+    for part in (length, body, *raw):
+        connection.sendall(part)
 
 
-def reply(connection: socket.socket, message: msgspec.Struct) -> None:
-    send(connection, Succeeded(msgspec.msgpack.encode(message)))
+def reply(connection: socket.socket, message: msgspec.Struct, raw: Sequence[memoryview] = ()) -> None:
+    send(connection, Succeeded(msgspec.msgpack.encode(message)), raw)
 
 
 def reply_error(connection: socket.socket, error: Exception) -> None:
-    code = error.code if isinstance(error, FalajError) else ""
-    message = error.message if isinstance(error, FalajError) else str(error)
-    send(connection, Failed(code, message[:4000]))
+    if not isinstance(error, FalajError):
+        send(connection, Failed("", str(error)[:LONGEST_MESSAGE]))
+        return
+    faults = [fault.model_dump() for fault in error.faults[:MOST_FAULTS]]
+    send(connection, Failed(error.code, error.message[:LONGEST_MESSAGE], faults))
 
 
 def receive(connection: socket.socket, kind: type[M]) -> M:
@@ -92,27 +113,48 @@ def receive(connection: socket.socket, kind: type[M]) -> M:
 
 
 def receive_reply(connection: socket.socket, kind: type[M]) -> M | Failed:
-    found = _reply.decode(_body(connection))
+    found = _reply.decode(_body(connection, MAX_REPLY_BYTES))
     return found if isinstance(found, Failed) else msgspec.msgpack.decode(found.message, type=kind)
 
 
-def wire(arrays: Sequence[Array]) -> list[WireArray]:
+def wire(arrays: Sequence[Array]) -> tuple[list[WireArray], list[memoryview]]:
+    """Return what describes the arrays, and the bytes of those that are numbers."""
+    described, raw = [], []
+    for array in arrays:
+        if array.dtype.kind in "OUS":
+            texts = [_text(value) for value in array.ravel().tolist()]
+            described.append(WireArray("", array.shape, texts))
+        else:
+            described.append(WireArray(array.dtype.str, array.shape))
+            raw.append(memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8)))
+    return described, raw
+
+
+def receive_arrays(
+    connection: socket.socket, described: Sequence[WireArray], *, limit_bytes: int = MAX_MESSAGE_BYTES
+) -> list[Array]:
+    """Return the arrays whose bytes follow. Raise ValueError if they are no arrays, or too large together."""
+    if sum(_size(each) for each in described) > limit_bytes:
+        raise ValueError(f"arrays of more than {limit_bytes} bytes")
     return [
-        WireArray("", array.shape, [_text(value) for value in array.ravel().tolist()])
-        if array.dtype.kind in "OUS"
-        else WireArray(array.dtype.str, array.shape, np.ascontiguousarray(array).tobytes())
-        for array in arrays
+        _texts(each.texts).reshape(each.shape) if each.texts is not None else _numbers(connection, each)
+        for each in described
     ]
 
 
-def arrays_of(wired: Sequence[WireArray]) -> list[Array]:
-    """Return the arrays. Raise ValueError if bytes and shape do not match."""
-    return [
-        _texts(each.data).reshape(each.shape)
-        if isinstance(each.data, list)
-        else np.frombuffer(each.data, np.dtype(each.dtype)).reshape(each.shape)
-        for each in wired
-    ]
+def _size(described: WireArray) -> int:
+    if described.texts is not None:
+        return 0
+    dtype = np.dtype(described.dtype)
+    if dtype.kind not in NUMBERS or min(described.shape, default=0) < 0:
+        raise ValueError(f"an array of {described.dtype} {described.shape}")
+    return dtype.itemsize * prod(described.shape)
+
+
+def _numbers(connection: socket.socket, described: WireArray) -> Array:
+    content = np.empty(_size(described), np.uint8)
+    _fill(connection, memoryview(content))
+    return content.view(described.dtype).reshape(described.shape)
 
 
 def _texts(values: list[Any]) -> Array:
@@ -127,18 +169,22 @@ def _text(value: object) -> str | bytes:
     return value if isinstance(value, bytes) else str(value)
 
 
-def _body(connection: socket.socket) -> bytearray:
+def _body(connection: socket.socket, limit_bytes: int = MAX_MESSAGE_BYTES) -> bytearray:
     (size,) = _LENGTH.unpack(_exactly(connection, _LENGTH.size))
-    if size > MAX_MESSAGE_BYTES:
+    if size > limit_bytes:
         raise ValueError(f"a message of {size} bytes")
     return _exactly(connection, size)
 
 
 def _exactly(connection: socket.socket, size: int) -> bytearray:
-    data = bytearray()
-    while len(data) < size:
-        part = connection.recv(min(size - len(data), 2**20))
-        if not part:
-            raise EOFError
-        data += part
+    data = bytearray(size)
+    _fill(connection, memoryview(data))
     return data
+
+
+def _fill(connection: socket.socket, left: memoryview) -> None:
+    while left:
+        taken = connection.recv_into(left)
+        if not taken:
+            raise EOFError
+        left = left[taken:]

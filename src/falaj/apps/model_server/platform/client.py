@@ -7,24 +7,31 @@ from collections.abc import Callable, Mapping, Sequence
 from falaj.apps.model_server.inference.shadow import ShadowRunner
 from falaj.apps.model_server.metrics import ServerMetrics, VersionMetrics
 from falaj.apps.model_server.platform.recorder import PredictionRecorder, PredictionSource, VersionKey
-from falaj.assembly.model_server import read_online
+from falaj.apps.model_server.platform.remote_engine import RemoteEngines
+from falaj.assembly.model_server import gpu_devices, read_online
 from falaj.assembly.parsing import find_sandboxes, hidden_paths
 from falaj.assembly.platform import LocalPlatform
 from falaj.errors import Damaged, NotFound
 from falaj.governance.operations.caller import Caller, acting_as
 from falaj.monitoring.windows.collector import Collector
 from falaj.monitoring.windows.delivery import Delivery
+from falaj.ports.metadata import Transaction
 from falaj.ports.parsers import ByteSource
 from falaj.ports.queries import ArrowTable
 from falaj.records.features import OnlineRows
+from falaj.records.governance.objects import StoredObject
 from falaj.records.monitoring.monitors import WindowRecord
-from falaj.records.serving.endpoints import LoadProblem, ServedFile
+from falaj.records.registry import ModelFile, ModelVersion
+from falaj.records.serving.endpoints import DeployedEndpoint, LoadProblem, ServedFile
 from falaj.records.serving.settings import MeasuredVersion
 from falaj.records.serving.shadows import ShadowCounts
 from falaj.records.serving.statistics import VersionCounts
 from falaj.serving.runtime.engine import ModelEngine
+from falaj.serving.runtime.engines.opened import ModelContents
+from falaj.serving.runtime.formats import READS_OTHERS
 from falaj.serving.runtime.loading import open_model
 from falaj.serving.runtime.worker import WorkerStarter
+from falaj.serving.validation import require_still_servable
 
 
 class PlatformClient:
@@ -34,30 +41,48 @@ class PlatformClient:
         self._platform = platform
         self._services = platform.services
         self._account = account
-        self._starter = WorkerStarter(find_sandboxes, hidden=hidden_paths(platform.home, platform.config))
+        self._starter = WorkerStarter(
+            find_sandboxes, hidden=hidden_paths(platform.home, platform.config), devices=gpu_devices()
+        )
+        self.remote = RemoteEngines(platform.config, platform.gate.zones)
         self.collector = Collector()
         self._windows = Delivery(self.collector, self._record_windows)
 
     def load(self, file: ServedFile) -> ModelEngine:
-        """Load a registered version, verify its signature and bytes, and open it from memory."""
+        """Load a registered version, verify its signature and bytes, and open it from memory, or have it by Triton."""
+        if file.settings.engine == "triton":
+            return self.remote.load(file)
         with acting_as(self._account):
             version = self._services.models.version(str(file.registered))
-            models = [each for each in version.files if each.format.is_model]
+            models = [each for each in version.files if each.format is version.format]
             if len(models) != 1:
                 raise NotFound(
                     f"{version.reference} has {len(models)} model files; exactly one is needed to serve it"
                 )
-            content = b"".join(self._services.models.read(version.id, models[0].path))
-        if len(content) != models[0].size_bytes:
-            raise Damaged(f"{version.reference}: the file is truncated")
+            others = [each for each in version.files if each is not models[0]]
+            contents = ModelContents(
+                self._read(version, models[0]),
+                {each.path: self._read(version, each) for each in others if version.format in READS_OTHERS},
+            )
         serving = self._platform.config.serving
         return open_model(
             file,
-            content,
+            contents,
             isolation=serving.isolation,
             memory_bytes=serving.model_memory,
             starter=self._starter,
         )
+
+    def require_servable(self, tx: Transaction, version: StoredObject, served: DeployedEndpoint) -> None:
+        """Raise if a deployed version lost its key, or may no longer lie where it would run."""
+        require_still_servable(self._platform.gate, tx, version, served)
+        self.remote.require_permitted(version, served)
+
+    def _read(self, version: ModelVersion, file: ModelFile) -> bytes:
+        content = b"".join(self._services.models.read(version.id, file.path))
+        if len(content) != file.size_bytes:
+            raise Damaged(f"{version.reference}: the file {file.path} is truncated")
+        return content
 
     def read(self, view: str, keys: Sequence[str]) -> OnlineRows:
         """Read the newest features of each key."""

@@ -18,6 +18,7 @@ from falaj.governance import objects
 from falaj.governance.policy.epochs import current_epoch
 from falaj.ports.metadata import Database, Transaction
 from falaj.records.governance.objects import StoredObject
+from falaj.records.registry import FileFormat
 from falaj.records.serving.endpoints import (
     SHADOW,
     DeployedEndpoint,
@@ -32,6 +33,7 @@ from falaj.records.serving.settings import MeasuredVersion
 from falaj.serving import store
 from falaj.serving.dependencies import LoadVersion
 from falaj.serving.lookups.joins import feature_names
+from falaj.serving.runtime.formats import declared_tensors
 from falaj.serving.service import endpoint_path
 
 T = TypeVar("T")
@@ -242,10 +244,14 @@ class DeploymentReloader:
         version = self.versions(tx, found)
         self.servable(tx, found, served)
         name = endpoint_path(objects.by_id(tx, found.workspace), version.name)
+        is_named = version.format is not FileFormat.ONNX  # which has the names in its file
         return ServedFile(
             model=name,
             version=number,
             registered=found.id,
+            format=version.format,
+            inputs=declared_tensors(version.inputs) if is_named else (),
+            outputs=declared_tensors(version.outputs) if is_named else (),
             features=feature_names(version),
             settings=served.settings.of_runs,
         )

@@ -1,1 +1,1 @@
-"""Converters from torch, scikit-learn and XGBoost to ONNX."""
+"""Converters from torch, scikit-learn, XGBoost and CatBoost to ONNX."""

@@ -17,7 +17,9 @@ FEATURES = "features"
 """The name of the input of an exported model."""
 FEATURE_NAMES = "falaj.features"
 """Metadata key of an ONNX file for its column names, a JSON list."""
-ALLOWED = "a torch module or exported program, a scikit-learn classifier or regressor, or an XGBoost model"
+ALLOWED = (
+    "a torch module or exported program, a scikit-learn classifier or regressor, an XGBoost or CatBoost model"
+)
 
 
 @dataclass(frozen=True)
@@ -32,9 +34,14 @@ class ConvertedModel:
 
 
 def framework_of(model: Any) -> str:
-    """Return `torch`, `xgboost` or `sklearn` without importing any of them."""
+    """Return `torch`, `xgboost`, `catboost` or `sklearn` without importing any of them."""
     owners = [cls.__module__.partition(".")[0] for cls in type(model).__mro__]
-    for kind in ("torch", "xgboost", "sklearn"):  # XGBoost estimators are scikit-learn estimators too
+    for kind in (
+        "torch",
+        "xgboost",
+        "catboost",
+        "sklearn",
+    ):  # XGBoost estimators are scikit-learn estimators too
         if kind in owners:
             return kind
     raise InvalidInput.at("model", given=type(model).__name__, allowed=ALLOWED)
