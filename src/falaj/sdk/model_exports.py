@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from falaj.errors import AlreadyExists, Conflict, Damaged, InvalidInput
+from falaj.errors import AlreadyExists, Conflict, Damaged, InvalidInput, Unavailable
 from falaj.records.registry import ExportedFile, ModelExport, ModelManifest
 from falaj.records.sizes import format_size
 from falaj.registry.exports.plan import DOMAIN
@@ -151,13 +151,13 @@ def _out_of_space(folder: Path, needed_bytes: int) -> Iterator[None]:
     free = shutil.disk_usage(folder.parent).free
     words = f"{folder.parent} has too little space: the export takes {format_size(needed_bytes)}"
     if free < needed_bytes:
-        raise Conflict(f"{words}, and {format_size(free)} are free; nothing was written")
+        raise Unavailable(f"{words}, and {format_size(free)} are free; nothing was written")
     try:
         yield
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        raise Conflict(f"{words}; nothing was written") from None
+        raise Unavailable(f"{words}; nothing was written") from None
 
 
 def _publish(draft: Path, folder: Path, *, force: bool) -> None:

@@ -19,6 +19,7 @@ def edge_layout(subject: ExportSubject) -> Layout:
     engine = ENGINES.get(version.format)
     if engine is None:
         raise unsupported(subject, why="the runner has no engine for it", allowed="ONNX or LiteRT")
+    _require_columns(subject)
     _require_rows(subject)
     signature = {
         "model": version.reference,
@@ -53,6 +54,17 @@ def _require_rows(subject: ExportSubject) -> None:
         if tensor.features and len(tensor.features) != _width(tensor):
             why = f"{tensor.name} is {list(tensor.shape)}, and {len(tensor.features)} columns are named"
             raise unsupported(subject, why=why, allowed="one name for each column", fix="register it again")
+
+
+def _require_columns(subject: ExportSubject) -> None:
+    names = [name for tensor in subject.inputs for name in tensor.features]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if not subject.inputs or not subject.outputs:
+        fix = "register it with inputs= and outputs=, which LiteRT files are not read for"
+        raise unsupported(subject, why="no inputs or outputs are known", allowed="a signature", fix=fix)
+    if twice:
+        fix = "register it again, with a name of its own for each column"
+        raise unsupported(subject, why=f"the column {twice[0]} twice", allowed="each column once", fix=fix)
 
 
 def _width(tensor: TensorSpec) -> int:
