@@ -233,6 +233,16 @@ def test_without_a_key_a_bundle_of_somebody_else_is_only_warned_about(bundle: Bu
     assert (ran.status, "NOT CHECKED" in ran.out) == (0, True)
 
 
+def test_a_signed_list_without_the_fields_of_one_is_refused_in_words(bundle: Bundle) -> None:
+    for content in ('{"files": 3}', '{"files": [{}]}', "[]", '{"files": []}'):
+        (bundle.folder / "export.json").write_text(content)
+        sign_again(bundle.folder)
+
+        ran = bundle.run("--verify")
+
+        assert (ran.status, "Traceback" in ran.err) == (1, False), ran.err
+
+
 def test_a_folder_that_nobody_may_write_to_is_enough(bundle: Bundle) -> None:
     for path in (bundle.folder, *bundle.folder.rglob("*")):
         path.chmod(0o555 if path.is_dir() else 0o444)

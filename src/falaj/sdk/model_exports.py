@@ -174,12 +174,20 @@ def _publish(draft: Path, folder: Path, *, force: bool) -> None:
             try:
                 os.rename(draft, folder)
             except OSError:
-                os.rename(old, folder)
+                _put_back(old, folder)
                 raise
     except OSError as error:
         raise Conflict(f"{folder} was changed by another while this export ran: {error.strerror}") from None
     _sync(folder.parent)
     shutil.rmtree(old, ignore_errors=True)
+
+
+def _put_back(old: Path, folder: Path) -> None:
+    """Rename what was there back; another export that has taken its place replaces it."""
+    try:
+        os.rename(old, folder)
+    except OSError:
+        shutil.rmtree(old, ignore_errors=True)
 
 
 @contextmanager

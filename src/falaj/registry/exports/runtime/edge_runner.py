@@ -323,6 +323,20 @@ def _litert(model: bytes, inputs: list[str], outputs: list[str], *, threads: int
     return run
 
 
+def explained(run: Run) -> Run:
+    """Return `run` with the errors of the engine, which raises types of its own, as errors about these rows."""
+
+    def call(arrays: list[Any]) -> list[Any]:
+        try:
+            return run(arrays)
+        except Exception as error:
+            raise BundleError(
+                "the model", f"{type(error).__name__}: {error}", "rows that it can run on"
+            ) from None
+
+    return call
+
+
 def missing(package: str, error: ImportError) -> BundleError:
     return BundleError(
         "this Python", f"no {package} ({error})", "an environment with it", f"pip install {package}"
@@ -748,15 +762,19 @@ def main(words: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        print(f"error: {error.strerror}: {error.filename or 'standard output'}", file=sys.stderr)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
     return 1
 
 
 def _perform(arguments: argparse.Namespace) -> int:
-    bundle = open_bundle(
-        arguments.bundle, key=None if arguments.key is None else arguments.key.strip().lower()
-    )
+    try:
+        key = None if arguments.key is None else arguments.key.strip().lower()
+        bundle = open_bundle(arguments.bundle, key=key)
+    except (KeyError, TypeError, AttributeError):
+        raise damaged("export.json", "signed, but not with the fields of an export") from None
     trust = "as --key says"
     if arguments.pin is not None:
         trust = require_pinned(Path(arguments.pin), bundle.fingerprint)
@@ -768,7 +786,7 @@ def _perform(arguments: argparse.Namespace) -> int:
         print(f"  signer   {bundle.fingerprint}, {trust}")
         print(f"  label    {bundle.export['label']}")
         return 0
-    run = open_engine(bundle, threads=arguments.threads)
+    run = explained(open_engine(bundle, threads=arguments.threads))
     if arguments.bench:
         bench(bundle, run, batch=arguments.batch, seconds=arguments.seconds)
     else:
