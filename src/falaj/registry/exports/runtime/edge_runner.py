@@ -725,34 +725,20 @@ def bench(bundle: Bundle, run: Run, *, batch: int, seconds: float) -> None:
 def main(words: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("input", nargs="?", help="a file of rows; - for standard input")
-    parser.add_argument("--output", metavar="FILE", help="write predictions there instead of standard output")
-    parser.add_argument(
-        "--format", choices=["csv", "jsonl"], help="of input and output; else by the name of the input"
-    )
-    parser.add_argument("--key", metavar="FINGERPRINT", help="refuse a bundle that another key signed")
-    parser.add_argument(
-        "--pin", metavar="FILE", help="keep the fingerprint there at first use, compare it later"
-    )
-    parser.add_argument("--verify", action="store_true", help="verify the bundle and end")
-    parser.add_argument("--bench", action="store_true", help="measure latency and throughput on random rows")
-    parser.add_argument(
-        "--ignore-extra", action="store_true", help="leave out columns that the model does not take"
-    )
-    parser.add_argument("--batch", type=int, default=256, metavar="ROWS", help="rows of a run (default: 256)")
-    parser.add_argument(
-        "--threads", type=int, default=0, metavar="N", help="threads of the engine (default: its own)"
-    )
-    parser.add_argument(
-        "--seconds", type=float, default=2.0, metavar="S", help="seconds of each part of --bench"
-    )
-    parser.add_argument(
-        "--bundle",
-        type=Path,
-        default=Path(__file__).resolve().parent,
-        metavar="DIR",
-        help="the bundle (default: where this file is)",
-    )
+    add = parser.add_argument
+    add("input", nargs="?", help="a file of rows; - for standard input")
+    add("--output", metavar="FILE", help="write predictions there instead of standard output")
+    add("--format", choices=["csv", "jsonl"], help="of input and output; else by the name of the input")
+    add("--key", metavar="FINGERPRINT", help="refuse a bundle that another key signed")
+    add("--pin", metavar="FILE", help="keep the fingerprint there at first use, compare it later")
+    add("--verify", action="store_true", help="verify the bundle and end")
+    add("--bench", action="store_true", help="measure latency and throughput on random rows")
+    add("--ignore-extra", action="store_true", help="leave out columns that the model does not take")
+    add("--batch", type=int, default=256, metavar="ROWS", help="rows of a run (default: 256)")
+    add("--threads", type=int, default=0, metavar="N", help="threads of the engine (default: its own)")
+    add("--seconds", type=float, default=2.0, metavar="S", help="seconds of each part of --bench")
+    here = Path(__file__).resolve().parent
+    add("--bundle", type=Path, default=here, metavar="DIR", help="the bundle (default: where this file is)")
     arguments = parser.parse_args(words)
     if arguments.input is None and not (arguments.verify or arguments.bench):
         parser.error("give INPUT, --verify or --bench")
