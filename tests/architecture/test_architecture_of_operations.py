@@ -55,6 +55,7 @@ VALUES: list[Any] = [
     {"name": "sample", "script": "train.py"},
     ({"replica": 0, "node": "sample"},),
     "done",
+    "edge",
     ({"version": "1"},),
     ({"id": "sample", "value": 1.0},),
     ({"name": "x", "shape": (1,), "datatype": "FP32", "data": [1.0]},),

@@ -100,6 +100,9 @@ RECIPES = {
     "trees": Recipe(("lightgbm==4.7.0",)),
     # It needs older versions than the constraints have of what the others share.
     "kserve": Recipe(("numpy==2.4.6",), shares=False, build=lambda _: ("kserve==0.21.0",)),
+    # What an edge bundle may need, and nothing else.
+    "edge-onnx": Recipe(("numpy==2.4.6", "onnxruntime==1.31.1"), shares=False),
+    "edge-litert": Recipe(("numpy==2.4.6", "ai-edge-litert==2.3.0"), shares=False),
     "mxnet": Recipe(("mxnet==1.9.1", "numpy==1.23.5"), shares=False),
     "horovod": Recipe(
         ("setuptools==75.9.1", "wheel", "cmake", "cffi", "cloudpickle", "psutil", "pyyaml", "packaging"),

@@ -19,6 +19,7 @@ PARSERS = {
     "columns": "falaj.features.row_files:parse_columns",
     "policy": "falaj.governance.policy.new_policies:parse_policy",
     "model_file": "falaj.registry.formats:parse_model_file",
+    "model_tensors": "falaj.registry.file_formats.model_tensors:parse_model_tensors",
     "rows": "falaj.features.row_files:parse_rows",
     "view_rows": "falaj.assembly.row_parsers:parse_view_rows",
 }

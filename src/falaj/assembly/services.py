@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 from falaj import scheduling
 from falaj.assembly import drivers
@@ -88,7 +88,7 @@ def build_services(context: ServiceContext) -> tuple[Services, Callable[[], None
     }
     features = _features(context, stores, tables, held)
     runs = Runs(gate)
-    models = Models(gate, BlobContents(gate.database, stores), context.keys, parsers=context.parsers)
+    models = _models(context, stores)
     accounts = _accounts(context)
     services = Services(
         workspaces=Workspaces(gate, context.keyring),
@@ -209,6 +209,24 @@ def _endpoints(
         server=LocalModelServer(context.home),
         parsers=context.parsers,
     )
+
+
+def _models(context: ServiceContext, stores: Mapping[str, EncryptedBlobs]) -> Models:
+    return Models(
+        context.gate,
+        BlobContents(context.gate.database, stores),
+        context.keys,
+        parsers=context.parsers,
+        node_terms=partial(_node_terms, context.config),
+    )
+
+
+def _node_terms(config: Config, zones: Sequence[str] | None) -> list[dict[str, Any]]:
+    """The node selector terms for zones, by the labels that `kubernetes.zones` names."""
+    from falaj.drivers.kubernetes.pods import zone_terms
+
+    labels = {} if config.kubernetes is None else config.kubernetes.zones
+    return zone_terms(None if zones is None else tuple(zones), labels)
 
 
 def _accounts(context: ServiceContext) -> QueueAccounts:

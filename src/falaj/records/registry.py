@@ -240,3 +240,58 @@ class VersionCheck(Record):
     checked_bytes: int = 0
     size_bytes: int = 0
     problems: tuple[str, ...] = ()
+
+
+class ExportTarget(StrEnum):
+    """What a version is exported for."""
+
+    TRITON = "triton"
+    KSERVE = "kserve"
+    EDGE = "edge"
+
+
+StorageUri = Annotated[
+    str,
+    TextRule(
+        r"(gs|s3|pvc|https?|hdfs|webhdfs|hf|oci|file)://[!-~]+",
+        "an address that KServe reads models from, like s3://models/churn or pvc://claim/churn",
+        limit=1024,
+    ),
+]
+Cpus = Annotated[float, Field(gt=0, le=1024)]
+MemoryBytes = Annotated[int, Field(ge=1 << 20, le=1 << 50)]
+GpuCount = Annotated[int, Field(ge=0, le=64)]
+BatchRows = Annotated[int, Field(ge=0, le=65_536)]
+
+
+class ExportedFile(Record):
+    """A file of an export: its `text`, or the `source` file of the version that has its bytes."""
+
+    path: FilePath
+    size_bytes: int
+    sha256: str
+    text: str | None = None
+    source: FilePath | None = None
+
+
+class ModelExport(Record):
+    """A version in the layout of another system; `files` are all that the folder gets, and `notes` what is left to do.
+
+    `manifest` is the signed manifest of the version, with its `signature` by `public_key`. The hash of that key is
+    `fingerprint`: who checks it knows which platform made the export.
+    """
+
+    version: str
+    id: ObjectId
+    to: ExportTarget
+    files: tuple[ExportedFile, ...]
+    label: Label
+    notes: tuple[str, ...] = ()
+    manifest: str
+    signature: str
+    public_key: str
+    fingerprint: str
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(file.size_bytes for file in self.files)

@@ -37,7 +37,7 @@ class ModelBlobSource(Protocol):
 
 def inspect(path: str, blob: Blob, source: ModelBlobSource, parsers: ParserPool, *, owner: str) -> ModelFile:
     """Return the blob as the file `path` of a version. Raise InvalidInput if its format is not allowed."""
-    content = ByteSource(blob.size_bytes, partial(_range, source, blob))
+    content = ByteSource(blob.size_bytes, partial(read_range, source, blob))
     parsed = parsers.parse(MODEL_FILE, [content], {"path": path}, owner=owner)
     try:
         found = FileFormat(str(parsed.facts.get("format")))
@@ -67,7 +67,8 @@ def verified(file: ModelFile, chunks: Iterator[bytes]) -> Iterator[bytes]:
         yield held
 
 
-def _range(source: ModelBlobSource, blob: Blob, offset: int, length: int) -> bytes:
+def read_range(source: ModelBlobSource, blob: Blob, offset: int, length: int) -> bytes:
+    """Return `length` bytes of a blob from `offset`; fewer at its end."""
     return b"".join(source.read(blob, offset=offset, length=length))
 
 

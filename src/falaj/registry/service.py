@@ -1,9 +1,10 @@
-"""The operations of the model registry: register, promote, approve, roll back, verify, read."""
+"""The operations of the model registry: register, promote, approve, roll back, verify, read, export."""
 
 from __future__ import annotations
 
 import builtins
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Annotated
 
 from pydantic import AwareDatetime, Field
@@ -11,6 +12,7 @@ from sqlalchemy import RowMapping
 
 from falaj.errors import Conflict, Damaged, FalajError, NotFound
 from falaj.governance import objects
+from falaj.governance.lineage import graph
 from falaj.governance.operations.call import Call, current_call
 from falaj.governance.operations.gate import Gate
 from falaj.governance.operations.operation import ByteStream, Mode, operation
@@ -28,23 +30,33 @@ from falaj.records.registry import (
     AliasMove,
     AliasName,
     Approval,
+    BatchRows,
     CardText,
+    Cpus,
     Environment,
+    ExportTarget,
     FilePath,
+    GpuCount,
+    MemoryBytes,
     Metrics,
     Model,
+    ModelExport,
     ModelFile,
     ModelManifest,
     ModelRef,
     ModelVersion,
     ModelVersionRef,
     Promotion,
+    StorageUri,
     TensorSpec,
     Text,
     VersionCheck,
 )
 from falaj.registry import aliases, manifests, store
-from falaj.registry.files import ModelBlobSource, check_files, require_same, verified
+from falaj.registry.exports.kserve import NodeTerms
+from falaj.registry.exports.layout import ExportOptions, ExportSubject
+from falaj.registry.exports.plan import plan_export, read_subject
+from falaj.registry.files import ModelBlobSource, check_files, read_range, require_same, verified
 from falaj.registry.formats import model_format, require_signature
 from falaj.registry.registration import inspect_files, model_object, require_placed
 
@@ -57,8 +69,17 @@ Tensors = Annotated[tuple[TensorSpec, ...], Field(max_length=1000)]
 class Models:
     """Register model versions, and choose which of them is in use."""
 
-    def __init__(self, gate: Gate, blobs: ModelBlobSource, keys: KeyService, *, parsers: ParserPool) -> None:
+    def __init__(
+        self,
+        gate: Gate,
+        blobs: ModelBlobSource,
+        keys: KeyService,
+        *,
+        parsers: ParserPool,
+        node_terms: NodeTerms = lambda _zones: [],
+    ) -> None:
         self.gate = gate
+        self._node_terms = node_terms
         self.open_version = self._open_version
         self._blobs = blobs
         self._keys = keys
@@ -267,6 +288,67 @@ class Models:
         require_same(found, blob)
         return verified(found, self._blobs.read(blob))
 
+    @operation("models.export", resource="model_version", mode=Mode.LATE, allow=Role.VIEWER, exports=True)
+    def export(
+        self,
+        model: ModelVersionRef,
+        *,
+        to: ExportTarget,
+        storage_uri: StorageUri | None = None,
+        cpus: Cpus | None = None,
+        memory_bytes: MemoryBytes | None = None,
+        gpus: GpuCount = 0,
+        max_batch_rows: BatchRows = 64,
+    ) -> ModelExport:
+        """Lay a version out for Triton, KServe or a machine without the platform; the bytes follow by models.read.
+
+        It takes the right to read the files, and is recorded in the audit log and in lineage before they leave.
+        """
+        call = current_call()
+        options = ExportOptions(
+            storage_uri=storage_uri,
+            cpus=cpus,
+            memory_bytes=memory_bytes,
+            gpus=gpus,
+            max_batch_rows=max_batch_rows,
+        )
+        target = call.object("model")
+        subject = self._read_subject(call, target)
+
+        def record() -> ModelExport:
+            found = call.object("model")
+            if found.id != target.id:
+                raise Conflict("the alias has moved to another version; try again")
+            self.gate.require(call, "models.read", found)
+            call.details["exported_to"] = to.value
+            call.event_data["to"] = to.value
+            graph.leave(call, [found])
+            return plan_export(
+                replace(subject, version=self._open_version(call.tx, found)),  # its label may have changed
+                _signed_manifest(_version_row(call.tx, found)),
+                self._keys,
+                to=to,
+                options=options,
+                zones=self.gate.zones.all(),
+                node_terms=self._node_terms,
+            )
+
+        return self.gate.commit(call, record)
+
+    def _read_subject(self, call: Call, target: StoredObject) -> ExportSubject:
+        """Read the tensors of a version from its file, if the caller may read its files."""
+        with self.gate.database.read() as tx:
+            self.gate.require(call, "models.read", target, tx=tx)
+            version = self._open_version(tx, target)
+            blobs = {file.path: self._blobs.facts(tx, file.blob) for file in version.files}
+        for file in version.files:
+            require_same(file, blobs[file.path])
+
+        def read(file: ModelFile, offset: int, length: int) -> bytes:
+            return read_range(self._blobs, blobs[file.path], offset, length)
+
+        return read_subject(version, read, self._parsers, owner=call.caller.id)
+
     def _require_assignable(
         self, call: Call, version: ModelVersion, found: StoredObject, alias: str, move: AliasMove
     ) -> None:
@@ -315,13 +397,10 @@ class Models:
 
     def _open_version(self, tx: Transaction, found: StoredObject) -> ModelVersion:
         """Return the version. Raise Damaged unless its manifest is signed, and signed for this object."""
-        row = store.version_row(tx, found.id)
-        if row is None:
-            raise Damaged(f"the manifest of {found.name} is missing")
-        return self._version_record(found, row)
+        return self._version_record(found, _version_row(tx, found))
 
     def _version_record(self, found: StoredObject, row: RowMapping) -> ModelVersion:
-        signed = manifests.SignedManifest(text=row["manifest"], key=row["key"], signature=row["signature"])
+        signed = _signed_manifest(row)
         manifest = manifests.verify_manifest(signed, self._keys, reference=found.name)
         stored = (self.gate.audit.log_id, found.workspace, found.id, row["model"], row["number"], found.name)
         meant = (
@@ -342,6 +421,17 @@ class Models:
         if found is None:
             raise NotFound(f"the version {ident} was deleted")
         return found
+
+
+def _version_row(tx: Transaction, found: StoredObject) -> RowMapping:
+    row = store.version_row(tx, found.id)
+    if row is None:
+        raise Damaged(f"the manifest of {found.name} is missing")
+    return row
+
+
+def _signed_manifest(row: RowMapping) -> manifests.SignedManifest:
+    return manifests.SignedManifest(text=row["manifest"], key=row["key"], signature=row["signature"])
 
 
 def _model_records(tx: Transaction, page: Sequence[StoredObject]) -> builtins.list[Model]:

@@ -13,7 +13,7 @@ from falaj.records.features import ApplyResult, IngestResult, TrainingSet
 from falaj.records.governance.audit import LogCheck
 from falaj.records.governance.blobs import Blob
 from falaj.records.record import html_table
-from falaj.records.registry import ModelVersion
+from falaj.records.registry import ModelExport, ModelVersion
 from falaj.records.training.jobs import Job
 
 if TYPE_CHECKING:
@@ -93,6 +93,18 @@ class Platform(Services):
         from falaj.control.jobs.models import register_model
 
         return register_model(self, self.jobs.show(job), model, **where)
+
+    def export(
+        self, model: str, folder: str | Path, *, to: str, force: bool = False, **options: Any
+    ) -> ModelExport:
+        """Write a model version to a folder, whole or not at all: to="triton", to="kserve", or as a bundle to="edge".
+
+        `force` replaces an earlier export there. `options` are those of models.export; with archive="FILE.tar.gz" an
+        archive is written as well.
+        """
+        from falaj.sdk.model_exports import export_model
+
+        return export_model(self, model, Path(folder), to=to, force=force, **options)
 
     def run(self, experiment: str, *, name: str | None = None, **options: Any) -> ActiveRun:
         """Start a run of an experiment for a `with` block: `with platform.run("churn") as run: run.log(auc=0.9)`.

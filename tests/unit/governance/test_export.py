@@ -177,6 +177,7 @@ def test_every_operation_that_streams_data_is_asked() -> None:
         "features.read",
         "features.scan",
         "jobs.logs",
+        "models.export",
         "models.read",
         "runs.metrics",
     } <= asked

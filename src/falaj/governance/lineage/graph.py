@@ -37,6 +37,15 @@ def record(call: Call) -> None:
         call.tx.insert(lineage_edges, edge)
 
 
+def leave(call: Call, sources: Sequence[StoredObject]) -> None:
+    """Record that data of `sources` leaves the platform: an operation from which nothing in it was made."""
+    activity = new_id("act")
+    fields = {"id": activity, "action": call.operation.name, "caller": call.caller.id, "at": call.now}
+    call.tx.insert(activities, fields)
+    for found in _distinct(sources):
+        call.tx.insert(lineage_edges, {"source": found.id, "target": activity})
+
+
 def flow(call: Call, sources: Sequence[StoredObject], target: StoredObject) -> None:
     """Record that data of `sources` flows into the existing `target`: edges, and the labels of the sources."""
     activity = new_id("act")

@@ -38,7 +38,7 @@ WITHOUT_FILES = (
 )
 
 
-class _Field(NamedTuple):
+class MessageField(NamedTuple):
     """A field of a message: its number, the value of a number, and the place of other content."""
 
     number: int
@@ -52,7 +52,7 @@ def is_onnx(reader: RangeReader) -> bool:
     if reader.at(0, 1) not in FIRST_TAGS or reader.at(4, len(ORT_MARK)) == ORT_MARK:
         return False
     try:
-        fields = {field.number for field in _fields(reader, 0, reader.size_bytes)}
+        fields = {field.number for field in message_fields(reader, 0, reader.size_bytes)}
         if not {IR_VERSION, GRAPH, OPSET_IMPORT} <= fields:
             return False
         names_files = _names_files(reader, "model", 0, reader.size_bytes)
@@ -67,7 +67,7 @@ def _names_files(reader: RangeReader, kind: str, start: int, end: int, depth: in
     """Visit every message that leads to tensors, in the order of the file. Raise EOFError if one is not sound."""
     if depth > DEPTH_LIMIT:
         raise EOFError
-    for field in _fields(reader, start, end):
+    for field in message_fields(reader, start, end):
         if kind == "tensor" and (
             field.number == EXTERNAL_DATA or (field.number == DATA_LOCATION and field.value != 0)
         ):
@@ -81,7 +81,7 @@ def _names_files(reader: RangeReader, kind: str, start: int, end: int, depth: in
     return False
 
 
-def _fields(reader: RangeReader, start: int, end: int) -> Iterator[_Field]:
+def message_fields(reader: RangeReader, start: int, end: int) -> Iterator[MessageField]:
     """Yield the fields of a message. Raise EOFError if they do not end with it."""
     while start < end:
         tag, start = _varint(reader, start, end)
@@ -98,7 +98,7 @@ def _fields(reader: RangeReader, start: int, end: int) -> Iterator[_Field]:
             raise EOFError
         if stop > end or number == 0 or tag > LARGEST_TAG:
             raise EOFError
-        yield _Field(number, value, start, stop)
+        yield MessageField(number, value, start, stop)
         start = stop
 
 

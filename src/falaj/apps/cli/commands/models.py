@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -12,12 +12,24 @@ from falaj.apps.cli.generation.operations import show_page
 from falaj.apps.cli.generation.presentation import Presentation
 from falaj.apps.cli.names import completion_of, full_id
 from falaj.apps.cli.output.messages import Given, Message, show_or_tell
+from falaj.apps.cli.output.progress import progress
 from falaj.apps.cli.output.tables import show_fields, show_rows
-from falaj.apps.cli.output.values import format_duration, format_metrics, format_value, printable
+from falaj.apps.cli.output.values import format_duration, format_metrics, format_value, plural, printable
 from falaj.apps.cli.session import Session
 from falaj.control.services import all_operations
-from falaj.records.registry import Alias, Approval, Model, ModelVersion, Promotion, TensorSpec
-from falaj.records.sizes import format_size
+from falaj.errors import InvalidInput
+from falaj.records.registry import (
+    Alias,
+    Approval,
+    ExportTarget,
+    Model,
+    ModelExport,
+    ModelVersion,
+    Promotion,
+    TensorSpec,
+)
+from falaj.records.sizes import RULE as SIZE_RULE
+from falaj.records.sizes import format_size, read_size
 from falaj.sdk.platform import Platform
 
 
@@ -97,6 +109,65 @@ def version(session: Session, model: VERSION) -> None:
     with session.platform() as platform:
         found = platform.models.version(model)
     session.show(found, _show_version)
+
+
+@PRESENTATION.command("export")
+def export(
+    session: Session,
+    model: VERSION,
+    folder: Annotated[str, typer.Argument(metavar="DIR", help="The folder to write: a new or an empty one.")],
+    *,
+    to: Annotated[str, typer.Option(metavar="TO", help="triton, kserve or edge.")],
+    storage_uri: Annotated[
+        str | None, typer.Option(metavar="URI", help="Where KServe finds the folder model/, like s3://…")
+    ] = None,
+    cpus: Annotated[str | None, typer.Option(metavar="CPUS", help="CPUs of a replica on KServe.")] = None,
+    memory: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Memory of a replica on KServe, like 2GiB.")
+    ] = None,
+    gpus: Annotated[str | None, typer.Option(metavar="GPUS", help="GPUs of a replica. (default: 0)")] = None,
+    max_batch_rows: Annotated[
+        str | None,
+        typer.Option(metavar="ROWS", help="Largest batch that Triton makes; 0: none. (default: 64)"),
+    ] = None,
+    archive: Annotated[
+        str | None, typer.Option(metavar="FILE.tar.gz", help="Write the folder as an archive, too.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace an earlier export.")] = False,
+) -> None:
+    """Write a version to a folder: for Triton, for KServe, or as an edge bundle with a runner."""
+    operation = all_operations()["models.export"]
+    options = parsing.parse(
+        operation,
+        {"storage_uri": storage_uri, "cpus": cpus, "gpus": gpus, "max_batch_rows": max_batch_rows},
+        command="models export",
+    )
+    if memory is not None:
+        if (size_bytes := read_size(memory)) is None:
+            raise InvalidInput.at("--memory", given=memory, allowed=SIZE_RULE, fix="--memory 2GiB")
+        options["memory_bytes"] = size_bytes
+    typed = {"model": model, "to": to, **options}
+    parsing.check(
+        operation, typed, command="models export", spelling={"model": "VERSION", "memory_bytes": "--memory"}
+    )
+    whither: dict[str, Any] = {"to": to, "archive": archive, "force": force}
+    with session.platform() as platform, progress(f"exporting {model}", total=None, unit="bytes") as advance:
+        made = platform.export(model, folder, **whither, advance=advance, **options)
+    show_or_tell(session, made, _exported(made, folder, archive))
+
+
+def _exported(made: ModelExport, folder: str, archive: str | None) -> Message:
+    packed = "" if archive is None else f", and to {archive}"
+    facts = f"{plural(len(made.files), 'file')}, {format_size(made.size_bytes)}"
+    lines = [
+        f"{made.version} is exported to {folder}{packed}: {facts}",
+        f"  signer {made.fingerprint}",
+        f"  label  {made.label.describe()}",
+        *(f"  to do  {note}" for note in made.notes),
+    ]
+    if made.to is ExportTarget.EDGE:
+        lines.append(f"  next   python {folder}/run.py --verify --key {made.fingerprint}")
+    return Message("\n".join(lines))
 
 
 def _show_models(found: tuple[Model, ...]) -> None:

@@ -1,0 +1,1 @@
+"""Layouts of other systems that versions are exported in: pure functions from records to the texts of files."""

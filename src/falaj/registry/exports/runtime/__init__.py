@@ -1,0 +1,1 @@
+"""Code that an export carries to machines without Falaj: it imports nothing of ours."""
