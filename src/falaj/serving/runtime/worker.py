@@ -345,10 +345,10 @@ class _Worker:
             ) from None
         if isinstance(loaded, Failed):
             self.end()
-            error = _rebuilt(loaded)
-            if isinstance(error, FalajError):
-                raise error
-            raise InvalidInput(f"{file.model}@{file.version} cannot be opened: {error}")
+            found = _rebuilt(loaded)
+            if isinstance(found, FalajError):
+                raise found
+            raise InvalidInput(f"{file.model}@{file.version} cannot be opened: {found}")
         return loaded
 
     def run(self, inputs: Sequence[Array], *, limit_s: float) -> list[Array]:

@@ -91,7 +91,8 @@ def send(connection: socket.socket, message: msgspec.Struct, raw: Sequence[memor
     if len(body) + sum(part.nbytes for part in raw) <= JOINED_BYTES:
         connection.sendall(b"".join([length, body, *raw]))
         return
-    for part in (length, body, *raw):
+    connection.sendall(length + body)
+    for part in raw:
         connection.sendall(part)
 
 
@@ -126,7 +127,7 @@ def wire(arrays: Sequence[Array]) -> tuple[list[WireArray], list[memoryview]]:
             described.append(WireArray("", array.shape, texts))
         else:
             described.append(WireArray(array.dtype.str, array.shape))
-            raw.append(memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8)))
+            raw.append(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
     return described, raw
 
 
@@ -153,7 +154,7 @@ def _size(described: WireArray) -> int:
 
 def _numbers(connection: socket.socket, described: WireArray) -> Array:
     content = np.empty(_size(described), np.uint8)
-    _fill(connection, memoryview(content))
+    _fill(connection, content.data)
     return content.view(described.dtype).reshape(described.shape)
 
 

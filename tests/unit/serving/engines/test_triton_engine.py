@@ -180,7 +180,7 @@ def test_data_that_may_not_leave_is_not_sent_to_a_server_abroad(tmp_path: Path) 
         with made.parts.database.read() as tx:
             version = objects.by_id(tx, served.routes[0].id)
         assert version is not None
-        bound = version.model_copy(update={"label": Label(jurisdictions=frozenset({"AE"}))})
+        bound = version.model_copy(update={"label": Label(only=frozenset({"AE"}))})
 
         remote.require_permitted(bound, served)  # it runs here
         asked = served.model_copy(update={"settings": ServingSettings(engine="triton")})

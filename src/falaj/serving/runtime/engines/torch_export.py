@@ -131,7 +131,7 @@ def _called(called: Any, program: ExportedProgram, given: Sequence[torch.Tensor]
 
 
 class _CudaRunner:
-    """Runs on a GPU: one run computes at a time, on a stream, while others copy their values to and from the card."""
+    """Runs on a GPU, each thread on a stream of its own: one copies its values while another one computes."""
 
     def __init__(
         self, called: Any, program: ExportedProgram, types: Sequence[torch.dtype], device: torch.device
@@ -158,7 +158,7 @@ class _CudaRunner:
         """Return the stream of this thread, so that the copies of one run overlap with another's computation."""
         found: torch.cuda.Stream | None = getattr(self._of_thread, "stream", None)
         if found is None:
-            found = self._of_thread.stream = torch.cuda.Stream(self._device)
+            found = self._of_thread.stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         return found
 
 

@@ -14,7 +14,7 @@ import xgboost as xgb
 from falaj.records.serving.endpoints import ServedFile
 from falaj.records.serving.tensors import DYNAMIC, Datatype, Tensor
 from falaj.serving.runtime.engines.opened import ModelContents, OpenedModel, not_opened
-from falaj.serving.runtime.engines.tree_outputs import FEATURES, output_tensor, softmax
+from falaj.serving.runtime.engines.tree_outputs import FEATURES, OutputKind, output_tensor, softmax
 
 Array = npt.NDArray[Any]
 
@@ -52,16 +52,16 @@ def open_model(file: ServedFile, contents: ModelContents) -> OpenedModel:
         values = np.asarray(found, np.float32).reshape(len(rows), -1)
         return [softmax(values) if as_margin else values]
 
-    kind = (
-        "probability"
-        if objective in PROBABILITY
-        else "probabilities"
-        if objective in CLASSES
-        else "prediction"
-    )
+    output = _kind(objective)
     return OpenedModel(
         PLATFORM,
         (Tensor(name=FEATURES, datatype=Datatype.FP32, shape=(DYNAMIC, width)),),
-        (output_tensor(kind, classes if kind == "probabilities" else max(1, targets)),),
+        (output_tensor(output, classes if output == "probabilities" else max(1, targets)),),
         run,
     )
+
+
+def _kind(objective: str) -> OutputKind:
+    if objective in CLASSES:
+        return "probabilities"
+    return "probability" if objective in PROBABILITY else "prediction"
