@@ -13,7 +13,7 @@ PYTEST = PYTHONHASHSEED=0 $(BIN)/python -m pytest --dist worksteal --durations=1
 NONE_FOUND_IS_FINE = $(if $(ARGS),|| [ $$? = 5 ])
 QUICK_BENCHES = $(shell grep -l '^QUICK = True' benchmarks/*.py 2>/dev/null)
 
-.PHONY: help setup demo test test-all test-slow test-frameworks test-kubernetes check format reference bench clean
+.PHONY: help setup demo test test-all test-slow test-frameworks test-kubernetes fuzz check format reference bench clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' Makefile | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -37,6 +37,9 @@ test-frameworks: $(READY)  ## train with every framework, each installed once in
 
 test-kubernetes: $(READY)  ## run jobs on a cluster: that of KUBECONFIG, or one that the folder FALAJ_TEST_CLUSTER starts; ARGS="-m slow" runs the slow ones
 	@$(BIN)/python -m pytest --durations=10 -m "not slow" tests/kubernetes $(ARGS)
+
+fuzz: $(READY)  ## search for requests that the model server mishandles, with another seed each time; about an hour
+	@FALAJ_FUZZ=1 HYPOTHESIS_PROFILE=explore $(BIN)/python -m pytest --durations=0 -k for_long tests/unit/serving $(ARGS)
 
 check: $(READY)  ## format, lint, types and layers
 	@$(BIN)/ruff format --check .

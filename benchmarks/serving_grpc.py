@@ -25,7 +25,7 @@ from tritonclient.grpc import service_pb2
 
 from falaj.apps.supervisor import status
 from harness import Result, Rule, cpu_seconds, environment, free_port, peer_venv, report, say, stop
-from serving_rest import MLSERVER, PARTS, WIDTHS, falaj_serving, save_model_a, serving_mlserver
+from serving_rest import MLSERVER, OWN_SESSION, PARTS, WIDTHS, falaj_serving, save_model_a, serving_mlserver
 
 QUICK = False
 ROUNDS = 3
@@ -102,7 +102,9 @@ def grpc_of(folder: Path, server: Address) -> Address:
 def serving_aio(model: Path) -> Iterator[Address]:
     port, python = free_port(), peer_venv("mlserver", MLSERVER)
     command = [python, PARTS / "grpc_aio_server.py", model, str(port)]
-    process = subprocess.Popen(command, env=environment(), stdin=subprocess.PIPE)
+    process = subprocess.Popen(
+        command, env=environment(), stdin=subprocess.PIPE, start_new_session=OWN_SESSION
+    )
     try:
         yield port, process.pid, "none"
     finally:

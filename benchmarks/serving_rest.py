@@ -256,13 +256,21 @@ def save(graph: onnx.GraphProto, path: Path) -> Path:
 # --------------------------------------------------------------------------------------------- the peers
 
 
+OWN_SESSION = True
+"""The kernel divides busy cores among sessions first. Our server has a session of its own, so peers have one too."""
+
+
 @contextmanager
 def serving(
     command: Sequence[str | Path], port: int, *, ready: str = "/v2/health/ready", **extra: str
 ) -> Iterator[Server]:
     """Yield a ready server, whose standard input stays open: one of ours ends when that closes."""
     process = subprocess.Popen(
-        command, env=environment(**extra), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
+        command,
+        env=environment(**extra),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        start_new_session=OWN_SESSION,
     )
     try:
         wait_until_ready(f"http://127.0.0.1:{port}{ready}", pid=process.pid)

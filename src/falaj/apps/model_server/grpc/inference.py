@@ -115,6 +115,7 @@ MessageExchange = GrpcCall | StreamedMessage
 class GrpcPrediction(Prediction):
     """A prediction whose response is a message of gRPC."""
 
+    exchange: MessageExchange
     packed: bytes | None = None
     """The frames of an answer of one row."""
 
@@ -131,13 +132,13 @@ class GrpcPrediction(Prediction):
     def render_batch(self, batch: Sequence[Any], outputs: Sequence[Array]) -> bool:
         """Pack the answers of a batch at once, if each has one row and nothing of its own but an id."""
         responder, version = self._responder, self.queue.model.version
-        packer = self.exchange.target.writers[version].rows  # type: ignore[attr-defined]
+        packer = self.exchange.target.writers[version].rows
         if packer is None or len(outputs[0]) != len(batch):
             return False
         for request in batch:
             if type(request) is not GrpcPrediction or request._responder is not responder:
                 return False
-            if not (request._is_plain and request.exchange.is_unary) or request.is_logged_first:  # type: ignore[attr-defined]
+            if not (request._is_plain and request.exchange.is_unary) or request.is_logged_first:
                 return False
         rows = packer.rows(outputs)
         if rows is None:
@@ -161,7 +162,7 @@ class GrpcPrediction(Prediction):
             call.reply_packed(self.packed)
 
     def _write(self, outputs: Sequence[Array]) -> None:
-        exchange = cast(MessageExchange, self.exchange)
+        exchange = self.exchange
         notes = notes_of(self.notes) if self.notes else b""
         if not exchange.is_unary:
             notes += FINAL
