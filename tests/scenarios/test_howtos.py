@@ -29,6 +29,7 @@ HOWTO = [
     "add-a-driver",
     "bring-a-scikit-learn-model",
     "call-by-grpc",
+    "compute-features-on-request",
     "split-traffic",
     "bring-your-own-torch-loop",
     "troubleshooting",
@@ -62,6 +63,12 @@ STORY = {
         "leavers is served by leavers@2",
     ],
     "call-by-grpc": ["by gRPC: (2, 1)"],
+    "compute-features-on-request": [
+        "fraud is served by fraud@1",
+        "ratio = amount / spending__mean; is_night = hour(event_time) < 6",
+        "(typical of training set payments-1)",
+        "spending has no value for key 999",
+    ],
     "split-traffic": [
         "one version for each of 40 keys",
         "asked for version 2",

@@ -152,10 +152,16 @@ def paint(shown: Screen, footer: str = "") -> Any:
 
 
 def _fitted(shown: Screen, rows: Sequence[Sequence[str]], available: int) -> tuple[list[int], int]:
-    """Return the widths of the columns, and how many of them fit."""
+    """Return the widths of the columns, and how many of them fit; those that shrink get what the others leave."""
     wide = widths([shown.headings, *rows])
-    for column, name in enumerate(shown.headings):
-        excess = sum(wide) + GAP * (len(wide) - 1) - available
-        if name in shown.shrinking and excess > 0:
-            wide[column] = max(wide[column] - excess, min(wide[column], NARROWEST))
-    return wide, count_fitting(wide, available)
+    least = [
+        min(width, NARROWEST) if name in shown.shrinking else width
+        for name, width in zip(shown.headings, wide, strict=True)
+    ]
+    count = count_fitting(least, available)
+    spare = max(available - sum(least[:count]) - GAP * (count - 1), 0)
+    for column in range(count):
+        given = min(wide[column] - least[column], spare)
+        least[column] += given
+        spare -= given
+    return least, count
