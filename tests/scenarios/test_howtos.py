@@ -31,6 +31,7 @@ HOWTO = [
     "export-models",
     "edge-bundles",
     "call-by-grpc",
+    "compute-features-on-request",
     "split-traffic",
     "bring-your-own-torch-loop",
     "troubleshooting",
@@ -80,6 +81,12 @@ STORY = {
         "exit status 1",
     ],
     "call-by-grpc": ["by gRPC: (2, 1)"],
+    "compute-features-on-request": [
+        "fraud is served by fraud@1",
+        "ratio = amount / spending__mean; is_night = hour(event_time) < 6",
+        "(typical of training set payments-1)",
+        "spending has no value for key 999",
+    ],
     "split-traffic": [
         "one version for each of 40 keys",
         "asked for version 2",

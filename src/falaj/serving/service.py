@@ -143,7 +143,10 @@ class Endpoints:
         """
         call = current_call()
         validation.require_name(name)
-        values = self._imputed_values(call, name, [call.object("model")], lookup)
+        owner = call.object("workspace")
+        with self.gate.database.read() as tx:
+            found = self.gate.named(call, "endpoint", name, workspace=owner, tx=tx)
+        values = self._imputed_values(call, found, [call.object("model")], lookup, workspace=owner.name)
         deploy = partial(self._deploy, call, name, lookup=lookup, scoring=scoring, zone=zone, values=values)
         made = self.gate.commit(call, deploy)
         self._server.wake()
@@ -188,7 +191,7 @@ class Endpoints:
         target = call.object("endpoint")
         with self.gate.database.read() as tx:
             found = self._routed_versions(tx, target, routes)
-        values = self._imputed_values(call, target.name, found, None)
+        values = self._imputed_values(call, target, found, None)
         return self.gate.commit(call, partial(self._route, call, routes, sticky=sticky, values=values))
 
     def _route(
@@ -224,33 +227,31 @@ class Endpoints:
         return validation.resolve_versions(tx, routes, model=before.model, served=served_now)
 
     def _imputed_values(
-        self, call: Call, name: str, found: Sequence[StoredObject], lookup: Lookup | None
+        self,
+        call: Call,
+        endpoint: StoredObject | None,
+        found: Sequence[StoredObject],
+        lookup: Lookup | None,
+        *,
+        workspace: str = DEFAULT_WORKSPACE,
     ) -> dict[Column, ImputedValue]:
-        """Return what features without a value get on versions to be served; an earlier lookup keeps what it has.
+        """Return what features without a value get on the versions `found`; a lookup that stays keeps what it has.
 
         It reads training sets, which takes too long for the transaction that stores the routes.
         """
         with self.gate.database.read() as tx:
-            owner = call.object("workspace") if "workspace" in call.referred else None
-            target = (
-                call.object("endpoint")
-                if owner is None
-                else self.gate.named(call, "endpoint", name, workspace=owner, tx=tx)
-            )
-            before = None if target is None else store.endpoint_record(tx, target).lookup
-            if lookup is not None:
-                place = DEFAULT_WORKSPACE if owner is None else owner.name
-                lookup, _ = validation.resolve_lookup(
-                    self.gate, call, tx, lookup, workspace=place, opened=self._views
-                )
+            before = None if endpoint is None else store.endpoint_record(tx, endpoint).lookup
             used = lookup or before
             if used is None or not has_imputation(used):
                 return {}
+            if lookup is not None:
+                used, _ = validation.resolve_lookup(
+                    self.gate, call, tx, lookup, workspace=workspace, opened=self._views
+                )
             for each in found:
                 self.gate.require(call, "models.read", each, tx=tx)
-            versions = [self._versions(tx, each) for each in found]
-            plan = self._version_lookups.plan(call, tx, used, versions)
-        known = {} if lookup is not None else known_values(before)
+            plan = self._version_lookups.plan(call, tx, used, [self._versions(tx, each) for each in found])
+        known = known_values(before) if lookup is None else {}
         unknown = {column: places for column, places in plan.items() if column not in known}
         return known | self._version_lookups.read(unknown)
 

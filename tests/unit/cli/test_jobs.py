@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -369,7 +368,7 @@ def test_steps_loss_and_metrics_are_shown_while_a_job_runs(falaj: CommandLine) -
     assert running.progress.left is not None
     assert metrics["loss"].points > 0
     assert [each.id for each in scene.running] == [job.id]
-    head, rows = jobs_top.lines(scene)
+    head, _, rows, _ = jobs_top.lines(scene)
     assert head[0] == "1 job running, 0 waiting"
     assert " of 1200" in rows[0][jobs_top.HEADINGS.index("step")]
     assert rows[0][jobs_top.HEADINGS.index("owner")] != job.owner
@@ -482,7 +481,7 @@ def test_nodes_and_queues_are_shown_in_one_line_each() -> None:
         }
     )
 
-    head, rows = jobs_top.lines(jobs_top.TopSnapshot(utc_now(), nodes=(machine,), queues=(queue,)))
+    head, _, rows, _ = jobs_top.lines(jobs_top.TopSnapshot(utc_now(), nodes=(machine,), queues=(queue,)))
 
     assert head[1:] == [
         "node   dgx: 6 of 8 CPUs, 0.25 of 2 GPUs, 512 GiB of 1 TiB in use; one is lost",
@@ -509,8 +508,7 @@ def test_top_fits_a_terminal_and_ends_by_an_interrupt(
 ) -> None:
     jobs = tuple(made(JobState.QUEUED, number) for number in range(50))
     looks = iter([jobs_top.TopSnapshot(jobs[0].submitted_at, waiting=jobs), Unavailable("it restarts")])
-    pauses: list[float] = []
-    really_sleep = time.sleep
+    keys = iter([" ", None])
 
     def look(*_: Any) -> jobs_top.TopSnapshot:
         found = next(looks)
@@ -518,19 +516,17 @@ def test_top_fits_a_terminal_and_ends_by_an_interrupt(
             raise found
         return found
 
-    def sleep(seconds: float) -> None:
-        if threading.current_thread() is not threading.main_thread():
-            return really_sleep(seconds)
-        pauses.append(seconds)
-        if len(pauses) == 2:
+    def press(_: float) -> str:
+        if (key := next(keys)) is None:
             raise KeyboardInterrupt
+        return key
 
     monkeypatch.setattr(jobs_top.TopPoller, "poll", look)
-    monkeypatch.setattr(jobs_top, "on_terminal", lambda: True)
-    monkeypatch.setattr("time.sleep", sleep)
+    monkeypatch.setattr(live_table, "on_terminal", lambda: True)
+    monkeypatch.setattr(live_table, "_pause", press)
 
     assert falaj("jobs", "top", "--every", "3s").status == 0
-    assert pauses == [3.0, 3.0]
+    assert next(looks, None) is None
 
 
 def test_a_screen_has_no_more_rows_and_columns_than_fit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -540,7 +536,7 @@ def test_a_screen_has_no_more_rows_and_columns_than_fit(monkeypatch: pytest.Monk
     console = Console(width=60, height=12, file=io.StringIO())
 
     shown = jobs_top.lines(jobs_top.TopSnapshot(jobs[0].submitted_at, waiting=jobs))
-    console.print(live_table._painted(*shown, jobs_top.HEADINGS))
+    console.print(live_table.paint(shown, "q to quit"))
 
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert len(text.splitlines()) <= 12

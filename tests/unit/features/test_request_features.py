@@ -35,7 +35,8 @@ def value(expression: str, **given: Any) -> Any:
     """Return the value of an expression for one row; None if it is missing."""
     node = parse(expression)
     require_feature_type(node, TYPES)
-    found = evaluate(node, {name: column_of(TYPES[name], [each]) for name, each in given.items()}, 1)
+    columns = {name: column_of(TYPES[name], [each]) for name, each in given.items()}
+    found = evaluate([("f", expression)], columns, 1)["f"]
     return None if found.is_missing[0] else found.values[0].item()
 
 
@@ -249,8 +250,9 @@ def test_a_training_set_and_requests_have_the_same_bits_over_batch_boundaries() 
         columns: dict[str, ValueColumn] = {
             name: column_of(TYPES[name], values[at : at + size]) for name, values in python.items()
         }
+        computed = evaluate([(each.name, each.expression) for each in features], columns, size)
         for each in features:
-            columns[each.name] = found = evaluate(parse(each.expression), columns, size)
+            found = computed[each.name]
             online = [
                 None if missing else one
                 for one, missing in zip(found.values.tolist(), found.is_missing.tolist(), strict=True)

@@ -212,9 +212,11 @@ def test_the_load_shows_endpoints_that_the_caller_may_see(
     assert busy.errors_per_s == 0
     assert busy.p99_ms is not None
     assert rates.replicas[0].rss_bytes > 1 << 20
-    head, rows = lines(rates)
+    head, headings, rows, _ = lines(rates)
     assert head[1].startswith("replica 0: ")
-    assert rows[0][:3] == ["busy", "2", "0"]
+    shown = dict(zip(headings, rows[0], strict=True))
+    assert (shown["endpoint"], shown["version"], shown["waiting"]) == ("busy", "2", "0")
+    assert "replica" not in shown  # there is one
 
 
 def test_the_load_of_another_workspace_is_not_shown(platform: OwnPlatform, client: httpx.Client) -> None:

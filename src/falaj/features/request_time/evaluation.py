@@ -8,15 +8,16 @@ the vector instructions of the machine (decision 0045).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from falaj.records.expressions.syntax import COMPARISONS, Application, Constant, Node, Variable
+from falaj.records.expressions.syntax import COMPARISONS, Application, Constant, Node, Variable, parse
 from falaj.records.expressions.types import BOOLEAN, FLOAT, INTEGER, MOMENT, TEXT
 from falaj.records.features import ColumnType
 
@@ -35,6 +36,8 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _HOUR_US, _DAY_US = 3_600_000_000, 86_400_000_000
 _THURSDAY = 3
 """The day of the week of 1970-01-01, where Monday is 0."""
+SHORT = 16
+"""Constants of requests with up to so many rows are kept."""
 _SAFE_PRODUCT = 2.0**62
 _LARGEST_EXPONENT = math.log(1.7976931348623157e308)
 
@@ -55,14 +58,26 @@ class ValueColumn:
         return np.zeros(len(self.values), np.bool_) if self.missing is None else self.missing
 
 
-def evaluate(node: Node, columns: Mapping[str, ValueColumn], rows: int) -> ValueColumn:
-    """Return the values of an expression, whose types were checked, for each of `rows` rows."""
+def evaluate(
+    expressions: Iterable[tuple[str, str]], columns: Mapping[str, ValueColumn], rows: int
+) -> dict[str, ValueColumn]:
+    """Return the values of expressions, by their names, for each of `rows` rows; later ones may use earlier ones.
+
+    Their types were checked.
+    """
+    known, found = dict(columns), {}
     with np.errstate(all="ignore"):
-        found = _value(node, columns, rows)
-    if found.type is not FLOAT:
-        return found
-    unknown = np.isnan(found.values)  # of which there are many; a training set and an endpoint have one
-    return ValueColumn(FLOAT, np.where(unknown, math.nan, found.values)) if unknown.any() else found
+        for name, expression in expressions:
+            known[name] = found[name] = _with_one_nan(_value(parse(expression), known, rows))
+    return found
+
+
+def _with_one_nan(column: ValueColumn) -> ValueColumn:
+    """Return a column in which all NaN have the same bits; operations make several."""
+    if column.type is not FLOAT:
+        return column
+    unknown = np.isnan(column.values)
+    return ValueColumn(FLOAT, np.where(unknown, math.nan, column.values)) if unknown.any() else column
 
 
 def column_of(kind: ColumnType, values: Sequence[Any]) -> ValueColumn:
@@ -117,9 +132,14 @@ def _value(node: Node, columns: Mapping[str, ValueColumn], rows: int) -> ValueCo
     if isinstance(node, Variable):
         return columns[node.name]
     if isinstance(node, Constant):
-        return _constant(node, rows)
+        return _short_constant(node, rows) if rows <= SHORT else _constant(node, rows)
     arguments = [_value(argument, columns, rows) for argument in node.arguments]
     return _apply(node, arguments)
+
+
+@lru_cache(maxsize=1024)
+def _short_constant(node: Constant, rows: int) -> ValueColumn:
+    return _constant(node, rows)
 
 
 def _constant(node: Constant, rows: int) -> ValueColumn:

@@ -46,10 +46,7 @@ def add_columns(rows: ArrowTable, features: Sequence[RequestFeature]) -> ArrowTa
 
 def _computed(part: ArrowTable, features: Sequence[RequestFeature], count: int) -> Mapping[str, ValueColumn]:
     columns = {name: _from_arrow(part[name]) for name in part.column_names}
-    found = {}
-    for each in features:
-        columns[each.name] = found[each.name] = evaluate(parse(each.expression), columns, count)
-    return found
+    return evaluate([(each.name, each.expression) for each in features], columns, count)
 
 
 def _result_types(features: Sequence[RequestFeature]) -> dict[str, ColumnType]:

@@ -1,21 +1,16 @@
-"""`falaj endpoints top`: requests, latency and queues of each version, refreshed until Ctrl-C."""
+"""`falaj endpoints top`: requests, latency and queues of each version, refreshed until q or Ctrl-C."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Annotated
-
-import typer
 
 from falaj.apps.cli.generation import arguments, parsing
-from falaj.apps.cli.output.live_table import refresh
-from falaj.apps.cli.output.tables import align, on_terminal
+from falaj.apps.cli.output.live_table import Every, Once, Screen, parse_interval, show_live
 from falaj.apps.cli.output.values import plural, printable
 from falaj.apps.cli.session import Session
 from falaj.control.services import all_operations
-from falaj.errors import InvalidInput
 from falaj.records.record import Record, utc_now
 from falaj.records.serving.statistics import ReplicaUsage, ServerLoad, VersionLoad
 from falaj.records.sizes import format_size
@@ -25,10 +20,8 @@ from falaj.serving.scores import percentile_ms
 SAMPLE_S = 1.0
 """Over how long rates are measured if they are shown once."""
 
-HEADINGS = (
-    *("endpoint", "version", "replica", "requests/s", "p50 ms", "p99 ms", "errors/s"),
-    *("rows/s", "waiting", "batch"),
-)
+HEADINGS = ("endpoint", "version", "requests/s", "p50 ms", "p99 ms", "errors/s", "waiting", "rows/s", "batch")
+"""Where several replicas answer, `replica` stands behind the version."""
 
 
 class VersionRates(Record):
@@ -68,43 +61,32 @@ class TopRates(Record):
 def top(
     session: Session,
     *,
-    once: Annotated[bool, typer.Option("--once", help="Print it once, measured over a second.")] = False,
-    every: Annotated[
-        str, typer.Option(metavar="TIME", help="How often it is refreshed. (default 2s)")
-    ] = "2s",
+    once: Once = False,
+    every: Every = "2s",
     workspace: arguments.OF_WORKSPACE = None,
 ) -> int:
-    """Show requests, latency, errors and queues of each version of the endpoints, until Ctrl-C."""
-    pause = parsing.parse_duration(every, "--every")
-    if isinstance(pause, str) or pause.total_seconds() < 1:
-        raise InvalidInput.at("--every", given=every, allowed="at least 1s", fix="--every 2s")
+    """Show requests, latency, errors and queues of each version of the endpoints, until q or Ctrl-C."""
+    pause = parse_interval(every)
     parsing.check(all_operations()["endpoints.load"], {"workspace": workspace})
     with session.platform() as platform:
         poller = RatePoller(platform, workspace)
-        poller.poll()
-        time.sleep(SAMPLE_S)
-        if once or session.json or not on_terminal():
-            found = poller.poll()
-            session.show(found, lambda _: _print(found))
-            return 0
-        try:
-            refresh(lambda: lines(poller.poll()), HEADINGS, every_s=pause.total_seconds())
-        except KeyboardInterrupt:
-            return 0
-    return 0
+        return show_live(session, poller.poll, lines, once=once, every=pause)
 
 
 class RatePoller:
-    """Polls a platform, and returns the rates since the last poll."""
+    """Polls a platform, and returns the rates since the last poll; the first one measures over a second."""
 
     def __init__(self, platform: Platform, workspace: str | None) -> None:
         self._platform, self._workspace = platform, workspace
         self._before: ServerLoad | None = None
 
     def poll(self) -> TopRates:
-        now: ServerLoad = self._platform.endpoints.load(workspace=self._workspace)
-        before, self._before = self._before, now
-        return rates_between(before or now, now)
+        before = self._before
+        if before is None:
+            before = self._platform.endpoints.load(workspace=self._workspace)
+            time.sleep(SAMPLE_S)
+        self._before = self._platform.endpoints.load(workspace=self._workspace)
+        return rates_between(before, self._before)
 
 
 def rates_between(before: ServerLoad, now: ServerLoad) -> TopRates:
@@ -166,8 +148,8 @@ def _since(now: Sequence[int], old: Sequence[int]) -> list[int]:
     return [count - (old[place] if place < len(old) else 0) for place, count in enumerate(now)]
 
 
-def lines(found: TopRates) -> tuple[list[str], list[list[str]]]:
-    """Return the lines above the table, and its rows: the busiest versions first."""
+def lines(found: TopRates) -> Screen:
+    """Return the lines above the table, and the table: the busiest versions first."""
     total = sum(each.requests_per_s for each in found.versions)
     head = [f"{plural(len(found.versions), 'version')} served, {total:.4g} requests/s"]
     head += [
@@ -176,27 +158,26 @@ def lines(found: TopRates) -> tuple[list[str], list[list[str]]]:
         for each in found.replicas
     ]
     busiest = sorted(found.versions, key=lambda each: -each.requests_per_s)
-    return head, [_row(each) for each in busiest]
+    rows = [_row(each) for each in busiest]
+    headings = list(HEADINGS)
+    if len({each.replica for each in found.versions}) > 1:
+        headings.insert(2, "replica")
+        for row, each in zip(rows, busiest, strict=True):
+            row.insert(2, printable(each.replica))
+    return Screen(head, headings, rows, shrinking=("endpoint",))
 
 
 def _row(each: VersionRates) -> list[str]:
     return [
-        *(printable(each.endpoint), each.version, printable(each.replica)),
+        *(printable(each.endpoint), each.version),
         f"{each.requests_per_s:.4g}",
         *(_figure(each.p50_ms), _figure(each.p99_ms)),
         f"{each.errors_per_s:.3g}",
-        f"{each.rows_per_s:.4g}",
         str(each.waiting),
+        f"{each.rows_per_s:.4g}",
         _figure(each.batch_rows),
     ]
 
 
 def _figure(value: float | None) -> str:
     return "-" if value is None else f"{value:.3g}"
-
-
-def _print(found: TopRates) -> None:
-    head, rows = lines(found)
-    print("\n".join(head))
-    if rows:
-        print("\n" + "\n".join(align([HEADINGS, *rows])))

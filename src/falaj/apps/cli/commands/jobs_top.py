@@ -1,4 +1,4 @@
-"""`falaj jobs top`: running and waiting jobs, and the use of nodes and queues, refreshed until Ctrl-C."""
+"""`falaj jobs top`: running and waiting jobs, and the use of nodes and queues, refreshed until q or Ctrl-C."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Annotated, Any, TypeVar
-
-import typer
+from typing import Any, TypeVar
 
 from falaj.apps.cli.generation import arguments, parsing
 from falaj.apps.cli.output.job_summary import (
@@ -18,12 +16,11 @@ from falaj.apps.cli.output.job_summary import (
     format_rate,
     format_rough_duration,
 )
-from falaj.apps.cli.output.live_table import refresh
-from falaj.apps.cli.output.tables import align, on_terminal
+from falaj.apps.cli.output.live_table import Every, Once, Screen, parse_interval, show_live
 from falaj.apps.cli.output.values import format_number, plural, printable
 from falaj.apps.cli.session import Session
 from falaj.control.services import all_operations
-from falaj.errors import FalajError, Interrupted, InvalidInput, Unavailable
+from falaj.errors import FalajError, Interrupted, Unavailable
 from falaj.records.record import utc_now
 from falaj.records.scheduling.accounting import QueueState
 from falaj.records.scheduling.hardware import Machine
@@ -61,28 +58,16 @@ class TopSnapshot:
 def top(
     session: Session,
     *,
-    once: Annotated[bool, typer.Option("--once", help="Print it once.")] = False,
-    every: Annotated[
-        str, typer.Option(metavar="TIME", help="How often it is refreshed. (default 2s)")
-    ] = "2s",
+    once: Once = False,
+    every: Every = "2s",
     workspace: arguments.OF_WORKSPACE = None,
 ) -> int:
-    """Show running and waiting jobs, and the use of nodes and queues, until Ctrl-C."""
-    pause = parsing.parse_duration(every, "--every")
-    if isinstance(pause, str) or pause.total_seconds() < 1:
-        raise InvalidInput.at("--every", given=every, allowed="at least 1s", fix="--every 2s")
+    """Show running and waiting jobs, and the use of nodes and queues, until q or Ctrl-C."""
+    pause = parse_interval(every)
     parsing.check(all_operations()["jobs.list"], {"workspace": workspace})
     with session.platform() as platform:
         poller = TopPoller(platform, workspace)
-        if once or session.json or not on_terminal():
-            snapshot = poller.poll()
-            session.show(_document(snapshot), lambda _: _print(snapshot))
-            return 0
-        try:
-            refresh(lambda: lines(poller.poll()), HEADINGS, every_s=pause.total_seconds())
-        except KeyboardInterrupt:
-            return 0
-    return 0
+        return show_live(session, poller.poll, lines, document=_document, once=once, every=pause)
 
 
 class TopPoller:
@@ -164,14 +149,14 @@ def _document(snapshot: TopSnapshot) -> dict[str, Any]:
 # ---------------------------------------------------------------------------------------------- text
 
 
-def lines(snapshot: TopSnapshot) -> tuple[list[str], list[list[str]]]:
-    """Return the lines above the table, and its rows."""
+def lines(snapshot: TopSnapshot) -> Screen:
+    """Return the lines above the table, and the table."""
     cut = "; there are more" if snapshot.is_cut else ""
     head = [f"{plural(len(snapshot.running), 'job')} running, {len(snapshot.waiting)} waiting{cut}"]
     head += [_node_line(each) for each in snapshot.nodes]
     head += [_queue_line(each) for each in snapshot.queues]
     rows = [_row(each, snapshot) for each in (*snapshot.running, *snapshot.waiting)]
-    return head, rows
+    return Screen(head, HEADINGS, rows, shrinking=("name", "owner", "why"))
 
 
 def _row(job: Job, snapshot: TopSnapshot) -> list[str]:
@@ -216,13 +201,3 @@ def _queue_line(queue: QueueState) -> str:
     notes = ", ".join(amounts) + (", borrows" if borrowed else "")
     jobs = f"{queue.running} running, {queue.waiting} waiting"
     return f"queue  {settings.name}: {notes}; {jobs}; score {queue.score:.3g}"
-
-
-# ------------------------------------------------------------------------------------------ terminal
-
-
-def _print(snapshot: TopSnapshot) -> None:
-    head, rows = lines(snapshot)
-    print("\n".join(head))
-    if rows:
-        print("\n" + "\n".join(align([HEADINGS, *rows])))

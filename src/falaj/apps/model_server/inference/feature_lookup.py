@@ -14,7 +14,6 @@ import numpy.typing as npt
 from falaj.apps.model_server.inference.protocol import FLOATS, InputTensor, read_values
 from falaj.errors import Fault, shorten
 from falaj.features.request_time.evaluation import ValueColumn, column_of, evaluate, request_column
-from falaj.records.expressions.syntax import parse
 from falaj.records.features import ColumnType, OnlineRow
 from falaj.records.serving.lookups import MissingReason
 from falaj.records.serving.tensors import Datatype, ServedModel, Tensor
@@ -97,12 +96,13 @@ class JoinedRows:
         """Add the request-time features, and replace what is missing by the defaults. Raise InvalidInput."""
         join, rows = self.join, len(self.block)
         columns = _variables(join, self.block, given)
+        found = evaluate([(each.name, each.expression) for each in join.computed], columns, rows)
         faults: list[Fault] = []
-        results: dict[int, list[Any]] = {}
-        for each in join.computed:
-            columns[each.name] = found = evaluate(parse(each.expression), columns, rows)
-            if each.column is not None:
-                results[each.column] = self._computed(each, found, faults)
+        results = {
+            each.column: self._computed(each, found[each.name], faults)
+            for each in join.computed
+            if each.column is not None
+        }
         if faults:
             raise invalid_request(faults[:MAX_FAULTS])
         for column in range(join.width):
@@ -115,6 +115,8 @@ class JoinedRows:
         """Return the values of a column of the model; a fault if one is missing that has to be known."""
         values: list[Any] = found.values.tolist()
         missing = np.flatnonzero(found.is_missing).tolist()
+        if not missing:
+            return values
         for row in missing:
             values[row] = None
         self.missing[REQUEST, NOT_COMPUTED] += len(missing)
