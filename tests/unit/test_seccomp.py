@@ -18,6 +18,7 @@ from falaj.drivers.sandbox.seccomp import (
     assemble,
     encode,
     landlock_rules,
+    lone_process_rules,
 )
 
 ALLOWED, KILLED = "allowed", "killed"
@@ -144,6 +145,22 @@ def test_threads_and_forks_are_allowed(machine: str) -> None:
     assert syscall("clone", 0x3D0F00) == ALLOWED  # as pthread_create
     assert syscall("clone", 0x1200011) == ALLOWED  # as fork
     assert syscall("unshare", 0x400) == ALLOWED  # CLONE_FILES
+
+
+@MACHINES
+def test_a_lone_process_has_threads_only(machine: str) -> None:
+    syscall = Filter(
+        machine,
+        [*lone_process_rules(), *landlock_rules(abi=7, shares_uid=True, network=False, loopback=False)],
+    )
+
+    assert syscall("clone", 0x3D0F00) == ALLOWED  # as pthread_create
+    assert syscall("clone", 0x1200011) == errno.EPERM  # as fork
+    assert syscall("clone", 0x3D0F00 | 0x10000000) == errno.EPERM  # a thread in a new user namespace
+    assert syscall("clone3") == errno.ENOSYS
+    for name in ("fork", "vfork"):
+        if exists(name, machine):
+            assert syscall(name) == errno.EPERM
 
 
 SOCKETS = [

@@ -17,6 +17,7 @@ from falaj.records.registry import FileFormat, TensorSpec
 from framework_models import (
     lightgbm_booster,
     lightgbm_bytes,
+    litert_bytes,
     rows,
     torch_bytes,
     torch_module,
@@ -88,6 +89,15 @@ def test_boosted_trees(platform: OwnPlatform, ask: Callable[[str], dict[str, Any
     np.testing.assert_allclose(ask("xgb")["probability"][:, 0], xgb.inplace_predict(GIVEN), atol=1e-5)
     np.testing.assert_allclose(ask("lgb")["probabilities"], lgb.predict(GIVEN), atol=1e-5)
     assert eventually(lambda: platform.endpoints.show("xgb").measured)[0].place == "process"
+
+
+def test_a_litert_model(platform: OwnPlatform, ask: Callable[[str], dict[str, Any]]) -> None:
+    weight, bias = rows(2, seed=1), np.array([1, 2], np.float32)
+    register(platform, "lite", {"model.tflite": litert_bytes(weight, bias)}, inputs=(FEATURES,))
+
+    platform.endpoints.deploy("lite", model="lite@1")
+
+    np.testing.assert_allclose(ask("lite")["y"], GIVEN @ weight.T + bias, atol=1e-4)
 
 
 def test_a_torch_export(platform: OwnPlatform, ask: Callable[[str], dict[str, Any]]) -> None:

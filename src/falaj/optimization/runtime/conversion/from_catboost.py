@@ -51,7 +51,7 @@ def _to_onnx(model: Any) -> onnx.ModelProto:
                     str(error).strip().splitlines()[0] if str(error).strip() else repr(error), limit=300
                 ),
                 allowed="trees of numeric features, which ONNX has",
-                fix="encode categories and text as numbers, and train without cat_features",
+                fix="encode categories and text as numbers, and class labels as numbers or text, not as booleans",
             ) from error
     for node in [node for node in made.graph.node if node.op_type == "ZipMap"]:
         made.graph.node.remove(node)  # it makes a list of maps, which is no tensor
