@@ -1,8 +1,15 @@
-"""A model whose predictions are known, rows for it, and runs of batch prediction in this process."""
+"""A model whose predictions are known, rows for it, and runs of batch prediction.
+
+    python tests/batch_runs.py files SOURCE OUTPUT
+    python tests/batch_runs.py parts SOURCE FOLDER
+
+The first predicts as `falaj predict` does, the second in its own process, in parts of 100 rows; both can be killed.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +22,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from onnx import TensorProto, helper, numpy_helper
 
+from falaj.assembly.prediction.local_files import predict_files
 from falaj.drivers.deltalake.table_folders import DeltaFolders
-from falaj.records.predictions import PredictionColumns, PredictionProgress, PredictionRun, PredictionSummary
+from falaj.records.control.predictions import (
+    PredictionColumns,
+    PredictionProgress,
+    PredictionRun,
+    PredictionSummary,
+)
 from falaj.records.registry import TensorSpec
 from falaj.records.serving import ServedFile, ServingSettings
 from falaj.serving.runtime.batch_prediction import run as batch_run
@@ -121,6 +134,25 @@ class BatchRunner:
         return pq.read_table(self.partial / "data")
 
 
+def predict_local(
+    source: Path, output: Path, *, overwrite: bool = False, **options: Any
+) -> PredictionSummary:
+    """Predict files as `falaj predict` does, in a process without keys."""
+    content = options.pop("content", None) or linear_model()
+    report = options.pop("report", nothing)
+    columns = options.pop("columns", PredictionColumns())
+    run = PredictionRun(
+        model=options.pop("model", "churn@1"),
+        file="model.onnx",
+        sha256=hashlib.sha256(content).hexdigest(),
+        tensors=SIGNATURE,
+        columns=columns,
+        source=str(source),
+        **options,
+    )
+    return predict_files(run, [content], output, overwrite=overwrite, report=report)
+
+
 class Stopped(BaseException):
     """The run is stopped, as by Ctrl-C."""
 
@@ -133,3 +165,16 @@ def stop_after(rows: int) -> Callable[[PredictionProgress], None]:
             raise Stopped
 
     return report
+
+
+def main(mode: str, source: Path, output: Path) -> None:
+    print("started", flush=True)
+    if mode == "files":
+        predict_local(source, output)
+    else:
+        batch_run.PART_ROWS, batch_run.COMMIT_S = 100, 0.0
+        BatchRunner(output)(source)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]))

@@ -29,6 +29,7 @@ HOWTO = [
     "add-a-driver",
     "bring-a-scikit-learn-model",
     "call-by-grpc",
+    "predict-in-batches",
     "split-traffic",
     "bring-your-own-torch-loop",
     "troubleshooting",
@@ -62,6 +63,11 @@ STORY = {
         "leavers is served by leavers@2",
     ],
     "call-by-grpc": ["by gRPC: (2, 1)"],
+    "predict-in-batches": [
+        "scores.parquet has the predictions of 200000 rows: customer,",
+        "the predictions are in blob leaving-scores",
+        "done more-scores",
+    ],
     "split-traffic": [
         "one version for each of 40 keys",
         "asked for version 2",

@@ -9,11 +9,11 @@ from typing import IO, TYPE_CHECKING, Any, Self
 
 from falaj.control.services import Services
 from falaj.records.control.pipelines import StoredPipeline
+from falaj.records.control.predictions import PredictionColumns
 from falaj.records.control.workflows import WorkflowRun
 from falaj.records.features import ApplyResult, IngestResult, TrainingSet
 from falaj.records.governance.audit import LogCheck
 from falaj.records.governance.blobs import Blob
-from falaj.records.predictions import PredictionColumns
 from falaj.records.record import html_table
 from falaj.records.registry import ModelVersion
 from falaj.records.training.jobs import Job

@@ -12,7 +12,7 @@ import pytest
 
 from batch_runs import BatchRunner, Stopped, customers, linear_model, scores, stop_after
 from falaj.errors import Conflict, Damaged, InvalidInput, Unavailable
-from falaj.records.predictions import PredictionProgress
+from falaj.records.control.predictions import PredictionProgress
 
 pytestmark = pytest.mark.usefixtures("small_parts")
 

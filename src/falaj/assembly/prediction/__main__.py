@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from falaj.errors import FalajError, Internal, InvalidInput
+from falaj.records.control.predictions import PredictionProgress, PredictionRun, PredictionSummary
 from falaj.records.no_telemetry import NO_TELEMETRY
-from falaj.records.predictions import PredictionProgress, PredictionRun, PredictionSummary
 
 DATA, MODEL, TABLE, TABLE_FILE = "data", "model", "table", "part-00000.parquet"
 """Names in the folder of a run: the rows, the file of the model, and the Delta table with its only file."""
@@ -123,4 +123,7 @@ def _log_line(kind: str, content: Mapping[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    status = main(sys.argv[1:])
+    if "FALAJ_OUTPUTS" in os.environ:
+        sys.exit(status)  # the agent sends what is left
+    os._exit(status)  # all is on disk and reported: nothing is left to tidy up

@@ -33,9 +33,9 @@ from falaj.errors import (
     rebuild,
 )
 from falaj.ports.sandbox import Sandbox, UserCode
+from falaj.records.control.predictions import PredictionProgress, PredictionRun, PredictionSummary
 from falaj.records.no_telemetry import NO_TELEMETRY
 from falaj.records.places import default_config_dir
-from falaj.records.predictions import PredictionProgress, PredictionRun, PredictionSummary
 
 COMMAND = ("-I", "-m", "falaj.assembly.prediction")
 PACKAGE = Path(__file__).parents[2]
@@ -44,6 +44,8 @@ PARTIAL = ".partial"
 """The folder of an unfinished output has its name and this suffix."""
 EMPTY_BYTES = 4
 """Size of a file of rows that has none: magic bytes alone."""
+END_S = 5.0
+"""How long the process may take to end after its last report."""
 GPU_DEVICES = "nvidia*"
 ARGUMENT_CHARACTERS = 100_000
 """The kernel takes 131,072 bytes in one argument."""
@@ -166,7 +168,10 @@ def _run_in(sandbox: Sandbox, code: UserCode, report: Report) -> PredictionSumma
         finally:
             os.close(writing)
         try:
-            return _follow(lines, process, errors, report)
+            done = _follow(lines, process, errors, report)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(END_S)
+            return done
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)

@@ -9,7 +9,7 @@ from falaj.control.services import Services
 from falaj.control.workflows.context import WorkflowContext, to_json, wait_for_job
 from falaj.errors import Conflict
 from falaj.ports.workflows import JsonObject
-from falaj.records.predictions import BatchPrediction, PredictionRun
+from falaj.records.control.predictions import BatchPrediction, PredictionRun
 from falaj.records.training.jobs import Job, JobSpec, JobState
 
 PROGRAM = "falaj.assembly.prediction"

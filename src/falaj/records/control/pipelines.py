@@ -8,6 +8,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from falaj.records.control.predictions import PipelinePrediction
 from falaj.records.names import Name, ObjectId, Reference, RefersTo
 from falaj.records.record import Record
 from falaj.records.registry import AliasName
@@ -85,7 +86,8 @@ class Pipeline(Record):
     The training set has the rows of the view `spine` from the last `window` before its newest one, joined with
     `views`; the job finds it as the input `training`, and leaves `model.json` behind (fj.save_model writes it). The new
     version is tried on `endpoint`, and becomes `alias` if the verdict is good. It is started by drift on the endpoint
-    (`on_drift`, not again within `rest`), after `every`, or by a person.
+    (`on_drift`, not again within `rest`), after `every`, or by a person. Once it is promoted it predicts the rows of
+    `predicting`.
     """
 
     name: Name
@@ -97,6 +99,7 @@ class Pipeline(Record):
     views: Annotated[tuple[Name, ...], Field(min_length=1, max_length=50)]
     job: JobSpec
     optimizing: PipelineOptimization | None = None
+    predicting: PipelinePrediction | None = None
     canary: Canary = Canary()
     on_drift: bool = True
     rest: Span = timedelta(hours=1)

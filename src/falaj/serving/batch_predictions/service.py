@@ -14,11 +14,11 @@ from falaj.governance.operations.call import current_call
 from falaj.governance.operations.gate import Gate
 from falaj.governance.operations.operation import operation
 from falaj.ports.metadata import Transaction
+from falaj.records.control.predictions import PredictionColumns, PredictionRun
 from falaj.records.control.workflows import WorkflowRun
 from falaj.records.features import ViewRef
 from falaj.records.governance.objects import StoredObject
 from falaj.records.names import ROOT, AnyRef, Name
-from falaj.records.predictions import PredictionColumns, PredictionRun
 from falaj.records.registry import FileFormat, ModelFile, ModelVersion, ModelVersionRef
 
 WORKFLOW = "predictions.start"

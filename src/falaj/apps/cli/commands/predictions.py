@@ -22,13 +22,13 @@ from falaj.apps.cli.output.work_progress import follow_work
 from falaj.apps.cli.session import Session
 from falaj.control.services import all_operations
 from falaj.errors import NotFound
-from falaj.records.control.workflows import WorkflowRun
-from falaj.records.predictions import (
+from falaj.records.control.predictions import (
     EVERYTHING,
     PredictionColumns,
     PredictionProgress,
     PredictionSummary,
 )
+from falaj.records.control.workflows import WorkflowRun
 from falaj.serving.batch_predictions.service import prediction_run
 
 PRESENTATION = Presentation(

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from falaj.errors import Fault, InvalidInput
-from falaj.records.predictions import EVERYTHING, PredictionColumns
+from falaj.records.control.predictions import EVERYTHING, PredictionColumns
 from falaj.records.registry import TensorSpec
 from falaj.records.serving import DYNAMIC, Datatype, ServedModel, Tensor
 from falaj.serving.runtime.batch_prediction.input_tables import plain_type

@@ -21,8 +21,8 @@ import pyarrow.parquet as pq
 
 from falaj.errors import Conflict, FalajError, InvalidInput, Unavailable
 from falaj.ports.table_folders import TableFolders
+from falaj.records.control.predictions import PredictionProgress, PredictionRun, PredictionSummary
 from falaj.records.names import repeated_names
-from falaj.records.predictions import PredictionProgress, PredictionRun, PredictionSummary
 from falaj.records.serving import DYNAMIC, Datatype, ServedModel, Tensor
 from falaj.serving.runtime.batch_prediction.column_binding import ColumnPlan, UnfitColumnError, plan_columns
 from falaj.serving.runtime.batch_prediction.input_tables import (
@@ -77,7 +77,8 @@ def predict(
         rows=table.rows,
         resumed=resumed,
         columns=tuple(encoder.schema.names),
-        seconds=time.monotonic() - began,
+        seconds=round(time.monotonic() - began, 3),
+        cpu_seconds=round(time.process_time(), 3),
     )
 
 

@@ -59,19 +59,24 @@ class PredictionProgress(Record):
 
 
 class PredictionSummary(Record):
-    """A finished run: its rows, how many of them an earlier run had done, and the columns of the output."""
+    """A finished run: its rows, how many an earlier run had done, the columns of the output, and what it took."""
 
     rows: int
     resumed: int = 0
     columns: tuple[str, ...] = ()
     seconds: float = 0.0
+    cpu_seconds: float = 0.0
 
 
 class PipelinePrediction(Record):
-    """The rows that a pipeline predicts with the version that it promoted, as predictions.start does."""
+    """The view whose rows a pipeline predicts with the version that it has promoted, and where to.
 
-    data: Name
-    name: Name
+    The predictions become a blob called `name` and the end of the workflow's id; `into` is a view that they are added
+    to.
+    """
+
+    view: Name
+    name: Annotated[Name, Field(max_length=100)]
     columns: PredictionColumns = PredictionColumns()
     into: Name | None = None
 
