@@ -80,6 +80,17 @@ def test_an_error_leaves_nothing_of_a_run_that_wrote_no_row(tmp_path: Path) -> N
     assert [path.name for path in tmp_path.iterdir()] == ["in.parquet"]
 
 
+def test_files_that_only_their_owner_may_read_are_predicted(tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    pq.write_table(customers(50), folder / "rows.parquet")
+    (folder / "rows.parquet").chmod(0o600)
+
+    predict_local(folder, tmp_path / "out.parquet")
+
+    assert pq.read_table(tmp_path / "out.parquet").num_rows == 50
+
+
 def test_a_model_that_is_not_the_registered_one_is_refused(source: Path, tmp_path: Path) -> None:
     with pytest.raises(Damaged, match="wrong hash"):
         batch_runs.predict_files(

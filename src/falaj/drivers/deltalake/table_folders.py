@@ -51,11 +51,11 @@ class DeltaFolders:
             Fault(
                 where=f"column {field.name}",
                 given=str(field.type),
-                allowed=f"a type that Delta has, such as {stored.field(field.name).type}",
+                allowed="a type that Delta keeps as it is; times have microseconds",
                 fix="write a Parquet file, or leave the column out with --keep",
             )
             for field in schema
-            if _plain(field.type) != _plain(stored.field(field.name).type)
+            if _plain(field.type) != _plain(stored.field(field.name).type) or "[ns" in str(field.type)
         ]
         if faults:
             raise InvalidInput("a Delta table cannot hold these columns", faults=faults)

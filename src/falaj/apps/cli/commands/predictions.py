@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
@@ -170,7 +171,11 @@ def _predict_here(
     run = run.model_copy(update={"source": str(rows), "threads": threads, "restart": restart})
     with ExitStack() as shown:
         report = _reporter(shown, f"{version.reference} predicts {rows.name}")
-        return predict_files(run, [content], out, overwrite=overwrite, report=report)
+        try:
+            return predict_files(run, [content], out, overwrite=overwrite, report=report)
+        except KeyboardInterrupt:
+            print("the prediction is stopped; the same command goes on where it stopped", file=sys.stderr)
+            raise
 
 
 def _reporter(shown: ExitStack, what: str) -> Callable[[PredictionProgress], None]:

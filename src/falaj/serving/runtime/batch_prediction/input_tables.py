@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from falaj.errors import Conflict, Fault, InvalidInput, NotFound, shorten
+from falaj.errors import Conflict, Fault, InvalidInput, IsolationRefused, NotFound, shorten
 from falaj.ports.table_folders import TableFolders
 
 MOST_FAULTS = 10
@@ -138,6 +138,8 @@ def _file_batches(
                 done += batch.num_rows - dropped
                 yield _completed(table, file, columns, batch.slice(dropped))
         _require_unchanged(file)
+    except PermissionError:
+        raise _closed(file.name) from None
     except UNREADABLE as error:
         place = table.place(_rows_before(table, file) + min(start + done, file.rows - 1))
         raise InvalidInput.at(
@@ -217,6 +219,8 @@ def _opened(path: Path, name: str, constants: Mapping[str, Any]) -> InputFile:
         groups = tuple(metadata.row_group(number).num_rows for number in range(metadata.num_row_groups))
         fingerprint = _fingerprint(path, metadata)
         schema = pq.read_schema(path)
+    except PermissionError:
+        raise _closed(name) from None
     except UNREADABLE as error:
         given = shorten(_first_line(error), limit=300)
         raise InvalidInput.at(
@@ -229,6 +233,11 @@ def _opened(path: Path, name: str, constants: Mapping[str, Any]) -> InputFile:
             allowed="a whole Parquet file",
         )
     return InputFile(path, name, metadata.num_rows, groups, fingerprint, schema, constants)
+
+
+def _closed(name: str) -> IsolationRefused:
+    """Return the error of a file that this process may not read; one in another sandbox perhaps may."""
+    return IsolationRefused(f"{name} may not be read by the process of the prediction")
 
 
 def _fingerprint(path: Path, metadata: Any) -> str:
