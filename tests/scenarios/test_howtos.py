@@ -32,6 +32,7 @@ HOWTO = [
     "edge-bundles",
     "call-by-grpc",
     "compute-features-on-request",
+    "predict-in-batches",
     "split-traffic",
     "bring-your-own-torch-loop",
     "troubleshooting",
@@ -86,6 +87,11 @@ STORY = {
         "ratio = amount / spending__mean; is_night = hour(event_time) < 6",
         "(typical of training set payments-1)",
         "spending has no value for key 999",
+    ],
+    "predict-in-batches": [
+        "scores.parquet has the predictions of 200000 rows: customer,",
+        "the predictions are in blob leaving-scores",
+        "done more-scores",
     ],
     "split-traffic": [
         "one version for each of 40 keys",

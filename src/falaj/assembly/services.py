@@ -57,6 +57,7 @@ from falaj.registry.service import Models
 from falaj.scheduling.accounting.accounts import QueueAccounts
 from falaj.scheduling.kueue.sync import KueueCluster
 from falaj.scheduling.service import Queues, Usage
+from falaj.serving.batch_predictions.service import Predictions
 from falaj.serving.service import Endpoints
 from falaj.tracking.job_runs import JobRuns
 from falaj.tracking.service import Runs
@@ -135,6 +136,7 @@ def build_services(context: ServiceContext) -> tuple[Services, Callable[[], None
             version=models.open_version,
             columns=lambda tx, found: feature_store.load_training_set(tx, found).columns,
         ),
+        predictions=Predictions(gate, context.intents, version=models.open_version),
         pipelines=Pipelines(gate, BlobContents(gate.database, stores), context.intents),
     )
     return services, held.close

@@ -27,6 +27,7 @@ from falaj.monitoring.service import Monitoring
 from falaj.optimization.service import Optimizations
 from falaj.registry.service import Models
 from falaj.scheduling.service import Queues, Usage
+from falaj.serving.batch_predictions.service import Predictions
 from falaj.serving.service import Endpoints
 from falaj.tracking.service import Runs
 from falaj.training.service import Jobs
@@ -63,6 +64,7 @@ class Services:
     endpoints: Endpoints
     monitoring: Monitoring
     optimization: Optimizations
+    predictions: Predictions
     pipelines: Pipelines
 
 

@@ -9,6 +9,8 @@ from typing import IO, TYPE_CHECKING, Any, Self
 
 from falaj.control.services import Services
 from falaj.records.control.pipelines import StoredPipeline
+from falaj.records.control.predictions import PredictionColumns
+from falaj.records.control.workflows import WorkflowRun
 from falaj.records.features import ApplyResult, IngestResult, TrainingSet
 from falaj.records.governance.audit import LogCheck
 from falaj.records.governance.blobs import Blob
@@ -81,6 +83,27 @@ class Platform(Services):
         from falaj.sdk import training
 
         return training.train(self, script, file=file, **options)
+
+    def predict(
+        self,
+        model: str,
+        rows: Any,
+        name: str,
+        *,
+        columns: PredictionColumns = PredictionColumns(),  # noqa: B008 - frozen
+        **options: Any,
+    ) -> WorkflowRun:
+        """Predict the rows of a Parquet file, of a table, or of view:NAME, dataset:NAME or blob:NAME, as a job.
+
+        The predictions become the blob `name`. `options` are those of predictions.start: into, cpus, gpus, queue.
+        """
+        from falaj.sdk import features
+
+        reference = features.spine_reference(rows)
+        if reference is None:
+            home = self.models.version(model).workspace
+            reference = self.blobs.upload(features.pieces(rows), workspace=home).id
+        return self.predictions.start(model, data=reference, name=name, columns=columns, **options)
 
     def pipeline(self, script: str | Path, **fields: Any) -> StoredPipeline:
         """Apply a pipeline that trains with `script` and the code in its folder; `fields` are those of Pipeline."""

@@ -14,6 +14,8 @@ from falaj.control.pipelines.canary import canary
 from falaj.control.pipelines.retraining import retrain
 from falaj.errors import Conflict, NotFound
 from falaj.records.control.pipelines import Canary, Pipeline
+from falaj.records.control.predictions import PipelinePrediction
+from falaj.records.control.workflows import WorkflowState
 from falaj.records.names import ObjectId
 from falaj.records.record import utc_now
 from falaj.records.serving.endpoints import ScoringRule, ServedRoute
@@ -217,6 +219,40 @@ def test_a_better_model_goes_from_training_set_to_promotion() -> None:
     assert services.calls_of("set_reference") == [{"first": "monitor_1", "reference": "dataset_1"}]
     assert ended["verdict"]["promote"] is True
     assert (ended["cause"], ended["job"], ended["version"]) == ("drift", "job_1", "version_2")
+
+
+def test_a_promoted_model_predicts_the_rows_of_a_view() -> None:
+    services = FakeServices(score=0.4)
+    services.predictions = SimpleNamespace(start=services._note("predict", Record(id="work_2")))
+    ended_work = SimpleNamespace(state=WorkflowState.DONE, result={"name": "scores-12345678"}, error=None)
+    services.workflows = SimpleNamespace(show=lambda _work: ended_work)
+    plan = PLAN.model_copy(
+        update={"predicting": PipelinePrediction(view="customers", name="scores", into="risk")}
+    )
+
+    ended = retrain(services, FakeSteps(), given(pipeline=plan.model_dump(mode="json")))  # type: ignore[arg-type]
+
+    (called,) = services.calls_of("predict")
+    assert (called["first"], called["data"], called["name"]) == (
+        "version_2",
+        "risk/view:customers",
+        "scores-12345678",
+    )
+    assert called["into"] == "risk/risk"
+    assert ended["predictions"] == {"name": "scores-12345678"}
+
+
+def test_predictions_that_fail_are_told_and_leave_the_promotion() -> None:
+    services = FakeServices(score=0.4)
+    services.predictions = SimpleNamespace(start=services._note("predict", Record(id="work_2")))
+    failed = SimpleNamespace(state=WorkflowState.FAILED, result=None, error="column age is missing")
+    services.workflows = SimpleNamespace(show=lambda _work: failed)
+    plan = PLAN.model_copy(update={"predicting": PipelinePrediction(view="customers", name="scores")})
+
+    ended = retrain(services, FakeSteps(), given(pipeline=plan.model_dump(mode="json")))  # type: ignore[arg-type]
+
+    assert ended["predictions"] == {"error": "column age is missing"}
+    assert ended["verdict"]["promote"] is True
 
 
 def test_a_worse_model_is_rolled_back_and_not_promoted() -> None:

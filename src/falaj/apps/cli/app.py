@@ -30,6 +30,7 @@ COMMANDS = {
     "doctor": ("Check the installation and the home, and suggest fixes.", "doctor"),
     "apply": ("Apply the definitions of entities and feature views in files.", "apply"),
     "train": ("Run a training script as a job, and follow it.", "train"),
+    "predict": ("Predict the rows of a table in batches, here or as a job.", "predictions"),
     "deploy": ("Serve a model version at an endpoint.", "endpoints_deploy"),
     "whoami": ("Show who you are on the platform, and your roles.", "whoami"),
     "login": ("Sign in to a platform, and save the credential.", "login"),
@@ -68,6 +69,7 @@ GROUPS = {
     "endpoints": "Endpoints: deploy model versions, route requests, read predictions and scores.",
     "monitoring": "Monitors: drift of endpoints against their training sets, and alerts.",
     "optimization": "Optimizations: faster variants of a model, measured, accepted or refused.",
+    "predictions": "Batch predictions of tables on the platform.",
     "pipelines": "Pipelines: retrain, try as a canary, promote or roll back.",
 }
 """The help of each group, here so that `falaj --help` imports none of them."""

@@ -14,6 +14,7 @@ from falaj.control.workflows.context import WorkflowContext, to_json, wait_for_j
 from falaj.errors import Conflict
 from falaj.ports.workflows import JsonObject
 from falaj.records.control.pipelines import Pipeline, PipelineOptimization
+from falaj.records.control.predictions import PipelinePrediction
 from falaj.records.control.workflows import WorkflowState
 from falaj.records.training.jobs import Job, JobState
 
@@ -44,6 +45,8 @@ def retrain(services: Services, context: WorkflowContext, given: JsonObject) -> 
     ended = canary(services, context, tried)
     if ended["verdict"]["promote"]:
         _set_references(services, context, plan, workspace, data["id"])
+        if plan.predicting is not None:
+            ended |= {"predictions": _predicted(services, context, plan.predicting, version["id"], workspace)}
     return {"training_set": data["id"], "job": job["id"], "cause": given["cause"]} | ended
 
 
@@ -122,6 +125,36 @@ def _optimized(
     work = context.run("optimize", start)
     made = context.wait("measure variants", ended)["versions"]
     return {"id": made[-1]} if made else version
+
+
+def _predicted(
+    services: Services,
+    context: WorkflowContext,
+    settings: PipelinePrediction,
+    version: str,
+    workspace: str,
+) -> JsonObject:
+    """Predict the rows of a view with the promoted version; an error stays in the result, as the promotion does."""
+
+    def start() -> JsonObject:
+        return to_json(
+            services.predictions.start(
+                version,
+                data=f"{workspace}/view:{settings.view}",
+                name=f"{settings.name}-{context.workflow[-8:]}",
+                columns=settings.columns,
+                into=None if settings.into is None else f"{workspace}/{settings.into}",
+            )
+        )
+
+    def ended() -> JsonObject | None:
+        found = services.workflows.show(work["id"])
+        if not found.state.ended:
+            return None
+        return found.result if found.state is WorkflowState.DONE else {"error": found.error}
+
+    work = context.run("predict", start)
+    return context.wait("wait for the predictions", ended)
 
 
 def _set_references(

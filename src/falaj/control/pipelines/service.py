@@ -198,6 +198,10 @@ class Pipelines:
         """Raise NotFound unless the objects that a pipeline names are there, and the caller may see them."""
         wanted = [("endpoint", pipeline.endpoint), ("view", pipeline.spine)]
         wanted += [("view", view) for view in pipeline.views]
+        if pipeline.predicting is not None:
+            wanted += [
+                ("view", view) for view in (pipeline.predicting.view, pipeline.predicting.into) if view
+            ]
         for kind, name in wanted:
             found = objects.resolve(call.tx, name, kind=kind, workspace=call.target.name)
             if not self.gate.visible([found]):

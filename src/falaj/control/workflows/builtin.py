@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from falaj.control.pipelines.canary import canary
 from falaj.control.pipelines.optimization import optimize
+from falaj.control.pipelines.prediction import predict
 from falaj.control.pipelines.retraining import retrain
 from falaj.control.services import Services
 from falaj.control.workflows.context import Workflow, WorkflowContext, to_json
@@ -33,8 +34,11 @@ WORKFLOWS: dict[str, Workflow] = {
     "optimization.start": optimize,
     "pipelines.retrain": retrain,
     "pipelines.canary": canary,
+    "predictions.start": predict,
     "queues.what_if": replay_what_if,
 }
 
-SELF_UNDOING = frozenset({"optimization.start", "pipelines.retrain", "pipelines.canary", "queues.what_if"})
+SELF_UNDOING = frozenset(
+    {"optimization.start", "pipelines.retrain", "pipelines.canary", "predictions.start", "queues.what_if"}
+)
 """Workflows that revert or end what they have begun when they are cancelled."""

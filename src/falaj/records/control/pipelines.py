@@ -8,6 +8,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from falaj.records.control.predictions import PipelinePrediction
 from falaj.records.features import RequestFeatures
 from falaj.records.names import Name, ObjectId, Reference, RefersTo
 from falaj.records.record import Record
@@ -87,7 +88,7 @@ class Pipeline(Record):
     `views`, and with the columns `request_features` computed; the job finds it as the input `training`, and leaves
     `model.json` behind (fj.save_model writes it). The new version is tried on `endpoint`, and becomes `alias` if the
     verdict is good. It is started by drift on the endpoint (`on_drift`, not again within `rest`), after `every`, or by
-    a person.
+    a person. Once it is promoted it predicts the rows of `predicting`.
     """
 
     name: Name
@@ -100,6 +101,7 @@ class Pipeline(Record):
     request_features: RequestFeatures = ()
     job: JobSpec
     optimizing: PipelineOptimization | None = None
+    predicting: PipelinePrediction | None = None
     canary: Canary = Canary()
     on_drift: bool = True
     rest: Span = timedelta(hours=1)

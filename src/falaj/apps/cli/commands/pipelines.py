@@ -304,6 +304,7 @@ def _show_pipeline(found: StoredPipeline) -> None:
             "training set": f"{plan.spine} of {format_value(plan.window)}, joined with {', '.join(plan.views)}",
             "script": " ".join([plan.job.script or plan.job.module or "-", *plan.job.args]),
             "optimized": optimized,
+            "predicts": "-" if plan.predicting is None else f"{plan.predicting.view}, once it is promoted",
             "canary": f"{trial.share}% of the requests, {trial.requests} requests, {trial.labels} labels, "
             f"{format_value(trial.longest)} at most",
             "margins": f"error rate {trial.error_rate:g}, slow requests {trial.latency:g}, score {trial.tolerance:g}",

@@ -16,7 +16,7 @@ Advance = Callable[[int], None]
 
 
 @contextmanager
-def progress(what: str, *, total: int | None, unit: Literal["bytes", "entries"]) -> Iterator[Advance]:
+def progress(what: str, *, total: int | None, unit: Literal["bytes", "entries", "rows"]) -> Iterator[Advance]:
     """Show the progress of `what`; call the yielded function with every amount that is done."""
     if sys.stderr.isatty():
         with _bar(what, total, unit) as advance:

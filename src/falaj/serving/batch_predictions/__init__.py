@@ -1,0 +1,1 @@
+"""Batch prediction as an operation; what runs is in runtime/batch_prediction."""
