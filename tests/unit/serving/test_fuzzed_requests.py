@@ -110,6 +110,7 @@ class SocketlessServer:
             if kind is Connection and not transport.is_closed:
                 connection.eof_received()
             await until(lambda: not connection.pending or transport.is_closed)
+            await asyncio.sleep(0)  # what was answered is written at the end of the turn
         finally:
             connection.connection_lost(None)
         assert not self.server.connections
@@ -225,7 +226,12 @@ def check_http(server: SocketlessServer, requests: list[bytes], size: int) -> No
     )
 
     assert {status for status, _ in together} <= STATUSES
-    assert together == apart
+    assert [accepted(each) for each in together] == [accepted(each) for each in apart]
+
+
+def accepted(response: tuple[int, bytes]) -> bytes | None:
+    """Return the body of an answer; None for a refusal: which of several faults it names may depend on the cuts."""
+    return response[1] if response[0] == 200 else None
 
 
 http = (st.lists(http_requests(), min_size=1, max_size=3), st.integers(1, 200))
