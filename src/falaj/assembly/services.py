@@ -27,6 +27,7 @@ from falaj.features import training_sets
 from falaj.features.service import Features
 from falaj.features.table_versions import files as table_files
 from falaj.features.table_versions.published import version_in_use
+from falaj.governance import objects
 from falaj.governance.audit.deep import AuditedStores, TableDigests
 from falaj.governance.audit.service import Audit
 from falaj.governance.blobs.contents import BlobContents
@@ -44,13 +45,16 @@ from falaj.governance.policy.service import Policies
 from falaj.governance.residency.service import Zones
 from falaj.governance.secrets.service import Secrets
 from falaj.monitoring.service import Monitoring
-from falaj.optimization.service import Optimizations
+from falaj.optimization.hardware import instruction_set
+from falaj.optimization.service import DatasetColumns, Optimizations
+from falaj.optimization.serving_variants import choose_variant
 from falaj.ports.cluster.maintenance import NodeMaintenance
 from falaj.ports.keys import KeyService
-from falaj.ports.metadata import Database
+from falaj.ports.metadata import Database, Transaction
 from falaj.ports.parsers import ParserPool
 from falaj.ports.tables import TableKey, TableStore
 from falaj.records.config import Config, KubernetesConfig
+from falaj.records.governance.objects import StoredObject
 from falaj.registry.aliases import ServingApprovals
 from falaj.registry.service import Models
 from falaj.scheduling.accounting.accounts import QueueAccounts
@@ -132,11 +136,23 @@ def build_services(context: ServiceContext) -> tuple[Services, Callable[[], None
             gate,
             context.intents,
             version=models.open_version,
-            columns=lambda tx, found: feature_store.load_training_set(tx, found).columns,
+            columns=dataset_columns,
+            prices=context.config.prices,
         ),
         pipelines=Pipelines(gate, BlobContents(gate.database, stores), context.intents),
     )
     return services, held.close
+
+
+def dataset_columns(tx: Transaction, found: StoredObject) -> DatasetColumns:
+    """Return the columns of a training set, and which are the keys of its views and its event time."""
+    made = feature_store.load_training_set(tx, found)
+    stored = ((objects.by_id(tx, pinned.view), pinned.version) for pinned in made.views)
+    views = [
+        feature_store.find_view(tx, view, version=version) for view, version in stored if view is not None
+    ]
+    keys = {key.name for view in views if view is not None for key in view.keys}
+    return DatasetColumns(made.columns, frozenset({made.event_time, *keys}))
 
 
 def _nodes(context: ServiceContext, accounts: QueueAccounts, held: ExitStack) -> Nodes:
@@ -202,6 +218,7 @@ def _endpoints(context: ServiceContext, models: Models, stores: dict[str, Encryp
         versions=models.open_version,
         approvals=ServingApprovals(context.gate),
         views=feature_store.find_view,
+        variants=partial(choose_variant, extensions=instruction_set()),
         server=LocalModelServer(context.home),
         parsers=context.parsers,
     )

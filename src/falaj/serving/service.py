@@ -24,6 +24,7 @@ from falaj.records.features import ViewRef
 from falaj.records.governance.identity import Role
 from falaj.records.governance.objects import Cursor, Page, PageSize, StoredObject
 from falaj.records.names import DEFAULT_WORKSPACE, Name, ObjectId, WorkspaceRef, ZoneName
+from falaj.records.optimization import VariantChoice
 from falaj.records.registry import AliasName, ModelVersionRef
 from falaj.records.serving import (
     BurstSize,
@@ -61,7 +62,13 @@ from falaj.records.serving import (
     VersionCounts,
 )
 from falaj.serving import store, validation
-from falaj.serving.dependencies import LoadVersion, LoadView, ModelServerClient, VersionApprovals
+from falaj.serving.dependencies import (
+    ChooseVariant,
+    LoadVersion,
+    LoadView,
+    ModelServerClient,
+    VersionApprovals,
+)
 from falaj.serving.feedback import score_labels
 from falaj.serving.prediction_log import PredictionLog
 from falaj.serving.protection import EndpointProtection
@@ -91,6 +98,7 @@ class Endpoints:
         versions: LoadVersion,
         approvals: VersionApprovals,
         views: LoadView,
+        variants: ChooseVariant,
         server: ModelServerClient,
         parsers: ParserPool,
     ) -> None:
@@ -100,6 +108,7 @@ class Endpoints:
         self._versions = versions
         self._protection = EndpointProtection(approvals)
         self._views = views
+        self._variants = variants
         self._server = server
 
     @operation("endpoints.deploy", resource="workspace")
@@ -108,6 +117,7 @@ class Endpoints:
         name: Name,
         *,
         model: ModelVersionRef,
+        variant: VariantChoice = "original",
         lookup: Lookup | None = None,
         scoring: ScoringRule | None = None,
         workspace: WorkspaceRef | None = None,
@@ -115,6 +125,8 @@ class Endpoints:
     ) -> DeployedEndpoint:
         """Route all requests of an endpoint to one model version; create the endpoint on first use.
 
+        `variant` chooses one that was accepted for this CPU in place of the version: the fastest with `auto`, or that
+        of a recipe. It is a version of its own, and needs approvals of its own.
         `lookup` and `scoring` stay unchanged unless given. Scoring is log loss or squared error; by default the first
         labels decide. A protected endpoint serves only versions that were approved for its alias; a policy may demand
         approvals too (`endpoints.serve`).
@@ -127,11 +139,15 @@ class Endpoints:
         new = found is None
         zone_name = self.gate.zones.named(zone).name
         target = found or call.create("endpoint", name, workspace=owner, zone=zone_name)
-        version = call.object("model")
+        named = call.object("model")
+        self.gate.require(call, "models.read", named)
+        version = self._variants(call.tx, named, variant)
         call.event_data |= {"endpoint": name, "version": version.name}
         routes = validation.served_routes([Route(version=version.name)], [version])
         kept = None if new else store.endpoint_record(call.tx, target)
         self._put(call, target, routes, [version], lookup=lookup, scoring=scoring, before=kept)
+        if version.id != named.id:
+            graph.flow(call, [version], target)
         self._server.wake()
         return self._record(call, target.id)
 

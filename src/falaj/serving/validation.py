@@ -76,7 +76,7 @@ def _format_fault(version: ModelVersion) -> Fault | None:
         where=version.reference,
         given=given,
         allowed="one ONNX file",
-        fix=f"optimize or export it first: falaj optimization start {version.reference}, or fj.export_onnx",
+        fix=f"optimize or export it first: falaj models optimize {version.reference}, or fj.export_onnx",
     )
 
 

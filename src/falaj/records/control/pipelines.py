@@ -9,6 +9,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from falaj.records.names import Name, ObjectId, Reference, RefersTo
+from falaj.records.optimization import Recipe
 from falaj.records.record import Record
 from falaj.records.registry import AliasName
 from falaj.records.serving import VersionStats
@@ -74,7 +75,7 @@ class CanaryTraffic(Record):
 class PipelineOptimization(Record):
     """Which variants of a new version are tried before it is served, and what they are judged by."""
 
-    recipes: Annotated[tuple[Literal["onnx", "int8"], ...], Field(min_length=1)] = ("int8",)
+    recipes: Annotated[tuple[Recipe, ...], Field(min_length=1)] = ("int8",)
     target: str
     features: tuple[str, ...] = ()
 
