@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from falaj.records.optimization import (
     HIGHER_IS_BETTER,
@@ -28,8 +28,10 @@ def decide_acceptance(
     metric: QualityMetric,
     noise: Mapping[str, Interval] | None = None,
     than: str = "the original",
+    served: Collection[str] | None = None,
 ) -> tuple[OptimizationVerdict, str]:
-    """Accept a variant if its quality is within the budget, and it is faster at some batch size and slower at none.
+    """Accept a variant if its quality is within the budget, it is faster at some batch size, and slower at none of
+    those that count as `served`; by default all.
 
     Each condition must hold for the whole confidence interval, and beyond the noise: the speedup that a second copy of
     the original seems to have by chance. `than` names what the speedup is measured against.
@@ -40,7 +42,11 @@ def decide_acceptance(
             f"its {METRICS[metric]} may be {_amount(worse.high, budget)} {_side(metric)} the original's "
             f"(measured {_change(worse.middle, budget, metric)}); the budget is {_amount(budget.worse, budget)}"
         )
-    slower = [_shown(name, each) for name, each in speedup.items() if each.high < 1 / chance[name]]
+    slower = [
+        _shown(name, each)
+        for name, each in speedup.items()
+        if (served is None or name in served) and each.high < 1 / chance[name]
+    ]
     if slower:
         return OptimizationVerdict.REFUSED, f"it is slower than {than}: {', '.join(slower)}"
     faster = [

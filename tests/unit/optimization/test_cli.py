@@ -12,7 +12,7 @@ import pytest
 
 import falaj as fj
 from falaj.apps.cli.app import run
-from falaj.apps.cli.commands.models_optimize import ProgressLines
+from falaj.apps.cli.commands.models_optimize import VariantLines
 from falaj.apps.cli.commands.optimization import print_table
 from falaj.optimization.pareto import pareto_table, recommend
 from falaj.optimization.progress import VariantProgress
@@ -133,7 +133,7 @@ def test_the_table_has_the_original_every_variant_and_the_recommendation(
 
 def test_progress_is_read_from_the_log_whatever_else_it_says() -> None:
     seen: list[VariantProgress] = []
-    stream = ProgressLines(seen.append)
+    stream = VariantLines(seen.append)
     made = VariantProgress(name="int8", stage="made", size_bytes=7)
 
     for piece in ("evaluating auc\nvari", made.line()[4:], '\nvariant {"name": 7}\nvariant ', "nonsense\n"):
@@ -174,7 +174,7 @@ def test_optimize_shows_progress_and_prints_the_table(
 
     printed = capsys.readouterr()
     assert status == 0, printed.err
-    assert "onnx accepted: " in printed.err
+    assert "onnx accepted: " in printed.err, printed.err
     found = json.loads(printed.out)
     assert (found["report"]["metric"], found["budget"]["worse"]) == ("auc", 0.01)
     assert [row["name"] for row in found["table"]] == ["original", "onnx"]

@@ -165,6 +165,7 @@ class Stage:
 def stage(light_env: OptimizationEnv, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
     monkeypatch.setattr(latency, "BLOCK_S", 0.001)
     monkeypatch.setattr(latency, "SEARCH_S", 0.002)
+    monkeypatch.setattr(optimization_job, "measure_memory", lambda path, batch: 1 << 20)
     return Stage(light_env, tmp_path / "job")
 
 

@@ -36,7 +36,7 @@ def open_on_gpu(candidate: Candidate) -> Candidate:
         return onnx_candidate(candidate.name, candidate.content, path=candidate.path, provider=CUDA)
     if candidate.path is None or candidate.path.suffix != ".pt2":
         raise NotOnGpu("only ONNX models and torch exports run on the GPU")
-    return replace(candidate, predict=_torch_predict(candidate.source.module()), device="gpu")
+    return replace(candidate, predict=_torch_predict(copy_module(candidate.source)), device="gpu")
 
 
 def half_model(original: Candidate, sample: Array, dtype: str) -> tuple[bytes, str]:
@@ -65,10 +65,25 @@ def open_half(name: str, path: Path) -> Candidate:
     import torch
 
     program = torch.export.load(str(path))
-    predict = _torch_predict(program.module())
+    predict = _torch_predict(copy_module(program))
     return Candidate(
         name, predict, path.stat().st_size, program_input(program), source=program, path=path, device="gpu"
     )
+
+
+def copy_module(program: Any) -> Any:
+    """Return an exported program as a module with weights of its own; what `program.module()` gives shares them."""
+    from torch import fx, nn
+
+    shared = program.module()
+    made = fx.GraphModule(shared, shared.graph)
+    for name, weight in [*made.named_parameters(), *made.named_buffers()]:
+        owner, _, last = name.rpartition(".")
+        holder, value = made.get_submodule(owner), weight.detach().clone()
+        setattr(
+            holder, last, nn.Parameter(value, weight.requires_grad) if last in holder._parameters else value
+        )
+    return made
 
 
 def _half_export(program: Any, sample: Array, dtype: str) -> bytes:
@@ -88,10 +103,13 @@ def _half_export(program: Any, sample: Array, dtype: str) -> bytes:
             made: torch.Tensor = self.inner(rows.to(half) if rows.is_floating_point() else rows)
             return made.float()
 
-    rows = torch.from_numpy(sample[: max(2, min(len(sample), 8))])
+    # It is traced on the GPU: the casts of a trace are checked against the device that it was made on.
+    rows = torch.from_numpy(sample[: max(2, min(len(sample), 8))]).to(DEVICE)
     try:
         traced = torch.export.export(
-            HalfPrecision(program.module()), (rows,), dynamic_shapes=({0: torch.export.Dim("rows")},)
+            HalfPrecision(copy_module(program)).to(DEVICE),
+            (rows,),
+            dynamic_shapes=({0: torch.export.Dim("rows")},),
         )
         traced._example_inputs = None  # otherwise they are pickled, and the registry refuses the file
         with tempfile.TemporaryDirectory() as folder:

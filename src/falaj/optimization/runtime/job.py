@@ -53,8 +53,10 @@ from falaj.records.registry import TensorSpec
 
 Log = Callable[[str], None]
 REPORT = "report.json"
-CONTROL = "control"
-"""A second copy of the original: how much faster it seems is noise."""
+CONTROL, ONNX_CONTROL = "control", "onnx control"
+"""Second copies of the original and of its ONNX export: how much faster they seem is noise."""
+BESIDE = {CONTROL: ORIGINAL, ONNX_CONTROL: "onnx"}
+"""What each of these copies; it is measured at the same batch sizes."""
 ON_GPU = "original on the GPU"
 
 
@@ -105,6 +107,9 @@ def prepare(
     )
     made, refused = _make(settings, original, judged, columns, outputs, log)
     beside, gpu_name = _originals(original, inputs / "model")
+    if original.content is None:
+        exports = (each for each in made if each.name == "onnx")
+        beside += [onnx_candidate(ONNX_CONTROL, each.content or b"") for each in exports]
     return PreparedVariants(
         settings, columns, judged, original, tuple(made), tuple(refused), tuple(beside), gpu_name
     )
@@ -114,7 +119,11 @@ def judge(prepared: PreparedVariants, *, log: Log = print) -> OptimizationReport
     """Measure the candidates side by side, and accept or refuse each variant."""
     settings, judged, original = prepared.settings, prepared.judged, prepared.original
     timed = _measure([original, *prepared.beside, *prepared.made], judged.rows.features, log)
-    noise = latency.speedups(timed[ORIGINAL], timed[CONTROL], seed=settings.seed)
+    noise: dict[str, dict[str, Interval]] = {
+        ORIGINAL: latency.speedups(timed[ORIGINAL], timed[CONTROL], seed=settings.seed)
+    }
+    if ONNX_CONTROL in timed:
+        noise["onnx"] = latency.speedups(timed["onnx"], timed[ONNX_CONTROL], seed=settings.seed)
     measuring = Measuring(settings, judged, timed, noise, prepared.columns)
     variants = [*measuring.variants(prepared.made), *prepared.refused]
     for each in variants:
@@ -129,7 +138,7 @@ def judge(prepared: PreparedVariants, *, log: Log = print) -> OptimizationReport
         host=hardware.host_name(),
         instruction_set=hardware.instruction_set(),
         gpu=prepared.gpu_name,
-        noise=noise,
+        noise=noise[ORIGINAL],
         original=measuring.measurement(original, judged.predicted),
         on_gpu=measuring.measurement(on_gpu[0], judged.predicted) if on_gpu else None,
         variants=tuple(sorted(variants, key=lambda each: [*order].index(each.recipe))),
@@ -255,10 +264,14 @@ def _originals(original: Candidate, folder: Path) -> tuple[list[Candidate], str]
 def _measure(candidates: list[Candidate], features: Array, log: Log) -> dict[str, latency.LatencySamples]:
     models = {each.name: each.predict for each in candidates}
     best: dict[str, int] = {}
-    for name, predict in models.items():
-        if name not in (CONTROL, ON_GPU):
-            log(VariantProgress(name=name, stage="measuring").line())
-        best[name] = best[ORIGINAL] if name == CONTROL else latency.find_best_batch(predict, features)
+    for each in candidates:
+        if each.name in BESIDE:
+            continue
+        if each.name != ON_GPU:
+            log(VariantProgress(name=each.name, stage="measuring").line())
+        largest = latency.LARGEST_GPU_BATCH if each.device == "gpu" else latency.LARGEST_BATCH
+        best[each.name] = latency.find_best_batch(each.predict, features, largest=largest)
+    best |= {name: best[copied] for name, copied in BESIDE.items() if name in models}
     timed = latency.measure_interleaved(
         models,
         features,
@@ -266,7 +279,7 @@ def _measure(candidates: list[Candidate], features: Array, log: Log) -> dict[str
         on_round=lambda number: log(f"timed {number} rounds") if number % 10 == 0 else None,
     )
     for each in candidates:
-        if each.name not in (CONTROL, ON_GPU):
+        if each.name not in (*BESIDE, ON_GPU):
             samples = timed[each.name]
             log(
                 VariantProgress(
@@ -288,7 +301,7 @@ class Measuring:
     settings: OptimizationSettings
     judged: JudgedRows
     timed: dict[str, latency.LatencySamples]
-    noise: dict[str, Interval]
+    noise: dict[str, dict[str, Interval]]
     columns: tuple[str, ...]
 
     def variants(self, made: Sequence[Candidate]) -> list[Variant]:
@@ -323,7 +336,8 @@ class Measuring:
                 worse,
                 budget=settings.budget,
                 metric=judged.evaluator.metric,
-                noise=self.noise,
+                noise=self.noise.get(baseline) or self.noise[ORIGINAL],
+                served=(latency.SINGLE, latency.SERVED),
                 than="the original" if baseline == ORIGINAL else "its ONNX export",
             )
         return Variant(

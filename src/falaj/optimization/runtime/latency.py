@@ -17,6 +17,7 @@ SINGLE, SERVED, BEST = "a single row", "32 rows", "its best batch"
 SERVED_ROWS = 32
 """Rows that the model server batches without further settings."""
 LARGEST_BATCH = 1024
+LARGEST_GPU_BATCH = 16_384
 SEARCH_S = 0.05
 """Seconds for which one batch size is tried in the search for the best one."""
 GAIN = 1.05

@@ -35,65 +35,72 @@ POLL_S = 0.2
 Report = Callable[[VariantProgress], None]
 
 
+Version = Annotated[
+    str,
+    typer.Argument(
+        metavar="VERSION",
+        help="A model version, such as churn@14 or churn@champion.",
+        autocompletion=completion_of("model_version"),
+    ),
+]
+Budget = Annotated[
+    str | None,
+    typer.Option(
+        metavar="BUDGET",
+        help='How much worse it may be: "auc -0.002", "accuracy -0.5%", "log_loss +1%", "rmse +1%".'
+        " (default: log loss or RMSE +1%)",
+    ),
+]
+Speedup = Annotated[
+    float | None, typer.Option(metavar="TIMES", help="How much faster it must be. (default: 1.1)")
+]
+Data = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DATASET",
+        help="The training set to calibrate, train and measure with. (default: that of the version)",
+        autocompletion=completion_of("dataset"),
+    ),
+]
+HeldOut = Annotated[
+    str | None,
+    typer.Option(metavar="DATASET", help="Another one to measure quality on. (default: a part of the data)"),
+]
+Target = Annotated[
+    str | None,
+    typer.Option(metavar="COLUMN", help="The column that the model predicts. (default: if only one is left)"),
+]
+Columns = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="COLUMN", help="The columns that the model takes, in order. (default: its signature)"
+    ),
+]
+RecipeNames = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="RECIPE",
+        help="onnx, int8, int8-static, fp16, bf16, prune-structured, prune-unstructured, distill, litert. "
+        "(default: the first five; may be repeated)",
+    ),
+]
+Gpus = Annotated[
+    int, typer.Option(metavar="COUNT", help="1: measure on a GPU, too, and compare it with the CPU.")
+]
+
+
 def optimize(
     session: Session,
-    model: Annotated[
-        str,
-        typer.Argument(
-            metavar="VERSION",
-            help="A model version, such as churn@14 or churn@champion.",
-            autocompletion=completion_of("model_version"),
-        ),
-    ],
+    model: Version,
     *,
-    budget: Annotated[
-        str | None,
-        typer.Option(
-            metavar="BUDGET",
-            help='How much worse it may be: "auc -0.002", "accuracy -0.5%", "log_loss +1%", "rmse +1%".'
-            " (default: log loss or RMSE +1%)",
-        ),
-    ] = None,
-    speedup: Annotated[
-        float | None, typer.Option(metavar="TIMES", help="How much faster it must be. (default: 1.1)")
-    ] = None,
-    data: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DATASET",
-            help="The training set to calibrate, train and measure with. (default: that of the version)",
-            autocompletion=completion_of("dataset"),
-        ),
-    ] = None,
-    held_out: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DATASET", help="Another one to measure quality on. (default: a part of the data)"
-        ),
-    ] = None,
-    target: Annotated[
-        str | None,
-        typer.Option(
-            metavar="COLUMN", help="The column that the model predicts. (default: if only one is left)"
-        ),
-    ] = None,
-    feature: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="COLUMN", help="The columns that the model takes, in order. (default: its signature)"
-        ),
-    ] = None,
-    recipe: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="RECIPE",
-            help="onnx, int8, int8-static, fp16, bf16, prune-structured, prune-unstructured, distill, litert. "
-            "(default: the first five; may be repeated)",
-        ),
-    ] = None,
-    gpus: Annotated[
-        int, typer.Option(metavar="COUNT", help="1: measure on a GPU, too, and compare it with the CPU.")
-    ] = 0,
+    budget: Budget = None,
+    speedup: Speedup = None,
+    data: Data = None,
+    held_out: HeldOut = None,
+    target: Target = None,
+    feature: Columns = None,
+    recipe: RecipeNames = None,
+    gpus: Gpus = 0,
 ) -> None:
     """Make faster variants of a version, measure them on this hardware, and register those within the budget."""
     given: dict[str, Any] = {"model": model, "gpus": gpus}
@@ -142,7 +149,7 @@ def _follow(session: Session, platform: Platform, work: WorkflowRun) -> Workflow
         with _live_table() as report:
             job = _job_of(platform, work)
             if job is not None:
-                print_log(platform, job, follow=True, offset=0, to=ProgressLines(report))
+                print_log(platform, job, follow=True, offset=0, to=VariantLines(report))
             *_, ended = platform.workflows.watch(work.id)
     except KeyboardInterrupt:
         cancel, watch = (session.full_command(f"workflows {verb} {work.id}") for verb in ("cancel", "watch"))
@@ -163,7 +170,7 @@ def _job_of(platform: Platform, work: WorkflowRun) -> str | None:
     return None
 
 
-class ProgressLines(io.StringIO):
+class VariantLines(io.StringIO):
     """A stream that reports the lines of a log that are progress."""
 
     def __init__(self, report: Report) -> None:

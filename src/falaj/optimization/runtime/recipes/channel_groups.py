@@ -81,7 +81,7 @@ def remove_channels(
             continue
         kept = torch.topk(_importance(module, group), count).indices.sort().values
         for name, dimension in group.slots:
-            replace_tensor(module, name, _tensor(module, name).detach().index_select(dimension, kept))
+            _replace(module, name, _tensor(module, name).detach().index_select(dimension, kept))
         for node in group.depthwise:
             node.args = (*node.args[:6], count)
         removed += group.width - count
@@ -264,8 +264,7 @@ def _tensor(module: nn.Module, name: str) -> torch.Tensor:
     return found
 
 
-def replace_tensor(module: nn.Module, name: str, value: torch.Tensor) -> None:
-    """Set a parameter or buffer by its dotted name."""
+def _replace(module: nn.Module, name: str, value: torch.Tensor) -> None:
     owner, _, last = name.rpartition(".")
     holder = module.get_submodule(owner)
     setattr(holder, last, nn.Parameter(value) if last in holder._parameters else value)

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from falaj.optimization.runtime.conversion.converted import Array
-from falaj.optimization.runtime.recipes.fine_tuning import fine_tune, torch_predict, training_rows
+from falaj.optimization.runtime.recipes.fine_tuning import MARGIN, fine_tune, torch_predict, training_rows
 from falaj.optimization.runtime.recipes.recipe_input import RecipeInput, RecipeNotApplicable, VariantFile
 
 WIDTHS = (16, 32, 64)
@@ -19,7 +19,7 @@ LARGEST_TOKEN = 1 << 16
 def distill(given: RecipeInput) -> VariantFile:
     """Return the smallest student that is within the budget on rows that training does not see."""
     rows = training_rows(given)
-    shortfalls = []
+    students: list[tuple[float, nn.Module]] = []
     for width in WIDTHS:
         torch.manual_seed(given.seed)
         student = make_student(rows.trained.features, rows.teacher, width=width, outputs=_outputs(given))
@@ -28,11 +28,14 @@ def distill(given: RecipeInput) -> VariantFile:
         student.eval()
         worse = rows.shortfall(torch_predict(student), given)
         given.log(f"distill: a student of width {width} is {worse:.4g} worse")
-        if worse <= given.budget.worse:
+        students.append((worse, student))
+        if worse <= MARGIN * given.budget.worse:
             return VariantFile(given.export(student))
-        shortfalls.append(worse)
+    least, best = min(students, key=lambda each: each[0])
+    if least <= given.budget.worse:
+        return VariantFile(given.export(best))
     raise RecipeNotApplicable(
-        f"distillation: no student reaches the budget; the best one's {rows.evaluator.metric} is {min(shortfalls):.4g} "
+        f"distillation: no student reaches the budget; the best one's {rows.evaluator.metric} is {least:.4g} "
         f"worse than the original's on rows to check by, and the budget is {given.budget.worse:.4g}"
     )
 

@@ -22,6 +22,8 @@ from falaj.records.optimization import HIGHER_IS_BETTER
 BATCH = 64
 CHECKED_SHARE = 0.2
 """Share of the rows to learn from that training does not see: it chooses between settings by them."""
+MARGIN = 0.5
+"""Share of the budget that a setting may use up on the rows to check by: other rows decide, by an interval."""
 SOFT = 0.5
 """Share of the loss that is the difference from the original; the rest is that from the target."""
 
@@ -35,6 +37,10 @@ class TrainingRows:
     checked: EvaluationRows
     reference: Array
     evaluator: QualityEvaluator
+
+    def leaves_margin(self, predict: Callable[[Array], Array], given: RecipeInput) -> bool:
+        """Tell whether a model is far enough within the budget on the rows to check by."""
+        return self.shortfall(predict, given) <= MARGIN * given.budget.worse
 
     def shortfall(self, predict: Callable[[Array], Array], given: RecipeInput) -> float:
         """Return by how much the budget's metric is worse than the original's on the rows to check by."""

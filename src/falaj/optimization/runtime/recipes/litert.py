@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -22,9 +23,9 @@ def convert_to_litert(given: RecipeInput) -> VariantFile:
         raise RecipeNotApplicable(f"not installed: {' and '.join(missing)}; {EXTRA}")
     if given.original.path is None or given.original.path.suffix != ".pt2":
         raise RecipeNotApplicable("LiteRT is made of torch exports (.pt2); the model has another format")
-    import litert_torch  # type: ignore[import-not-found]
     import torch
 
+    litert_torch = import_module(CONVERTER)
     module = given.original.source.module()
     sample = torch.from_numpy(given.sample[:1])
     try:
@@ -42,9 +43,7 @@ def convert_to_litert(given: RecipeInput) -> VariantFile:
 
 def open_litert(name: str, path: Path, features: Array) -> Candidate:
     """Open a LiteRT model on one thread; its batch is resized as needed."""
-    from ai_edge_litert.interpreter import Interpreter  # type: ignore[import-not-found]
-
-    interpreter = Interpreter(model_path=str(path), num_threads=1)
+    interpreter = import_module(f"{INTERPRETER}.interpreter").Interpreter(model_path=str(path), num_threads=1)
     interpreter.allocate_tensors()
     entry, exit_ = interpreter.get_input_details()[0]["index"], interpreter.get_output_details()[0]["index"]
     size = 1

@@ -7,14 +7,10 @@ from typing import Any
 
 import onnx
 import torch
-from torch import fx
 
 from falaj.optimization.runtime.candidates import onnx_candidate
-from falaj.optimization.runtime.recipes.channel_groups import (
-    channel_groups,
-    remove_channels,
-    replace_tensor,
-)
+from falaj.optimization.runtime.gpu import copy_module
+from falaj.optimization.runtime.recipes.channel_groups import channel_groups, remove_channels
 from falaj.optimization.runtime.recipes.fine_tuning import (
     TrainingRows,
     fine_tune,
@@ -90,9 +86,10 @@ def _prune_channels(given: RecipeInput) -> VariantFile:
         seconds = given.training_s / len(REMOVED_SHARES)
         fine_tune(module, rows, seconds=seconds, epochs=EPOCHS, rate=RATE, seed=given.seed)
         said = f"with {removed} channels ({share:.0%} of those that can be) removed"
-        if number + 1 == len(REMOVED_SHARES):
+        last = number + 1 == len(REMOVED_SHARES)
+        if last:
             _require_budget(given, rows, torch_predict(module), said)
-        if rows.shortfall(torch_predict(module), given) <= given.budget.worse:
+        if last or rows.leaves_margin(torch_predict(module), given):
             given.log(f"prune-structured: {said}")
             return VariantFile(given.export(module))
     raise AssertionError("the last share was checked")
@@ -104,11 +101,11 @@ def _prune_trees(given: RecipeInput) -> VariantFile:
     for share in KEPT_TREES:
         content = keep_trees(given.onnx, share)
         predict = onnx_candidate("pruned", content).predict
-        if rows.shortfall(predict, given) <= given.budget.worse:
+        if rows.leaves_margin(predict, given):
             given.log(f"prune-structured: {share:.0%} of the trees kept")
             return VariantFile(content)
     raise RecipeNotApplicable(
-        f"pruning: with {KEPT_TREES[-1]:.0%} of the trees, the model is outside the budget on rows to check by"
+        f"pruning: with {KEPT_TREES[-1]:.0%} of the trees, the model uses up the budget on rows to check by"
     )
 
 
@@ -143,10 +140,9 @@ def _torch_module(given: RecipeInput) -> Any:
     """Return a fresh copy of the original as a graph that can be trained."""
     if given.original.path is None or given.original.path.suffix != ".pt2":
         raise RecipeNotApplicable("fine-tuning needs the torch export (.pt2) of the model; register that")
-    program = given.original.source.module()  # has no eval(), and shares its weights with the original
-    found = fx.GraphModule(program, program.graph)
-    for name, weight in [*found.named_parameters()]:
-        replace_tensor(found, name, weight.detach().clone())
+    found = copy_module(given.original.source)
+    for weight in found.parameters():
+        weight.requires_grad_(weight.is_floating_point())
     return found
 
 
