@@ -43,11 +43,14 @@ from traffic import Flight, Traffic  # noqa: E402
 
 import data  # noqa: E402 - beside this file
 import falaj as fj  # noqa: E402
+from falaj.optimization.budgets import parse_budget  # noqa: E402
 from falaj.records.control.pipelines import Canary, CanaryTraffic  # noqa: E402
 from falaj.records.control.workflows import WorkflowRun  # noqa: E402
 from falaj.records.monitoring.monitors import MonitorWindow  # noqa: E402
 from falaj.records.monitoring.sketches import FalseAlarmBudget, RowDependence  # noqa: E402
+from falaj.records.optimization import Optimization  # noqa: E402
 from falaj.records.serving.lookups import Lookup, ViewLookup  # noqa: E402
+from falaj.records.sizes import format_size  # noqa: E402
 from falaj.records.training.jobs import Job  # noqa: E402
 
 JULY = 29_000
@@ -231,17 +234,41 @@ def approve(demo: DemoState) -> None:
 def optimize(demo: DemoState) -> None:
     step(
         "Faster variants, measured on this machine, each accepted or refused with the reason",
-        f"falaj optimization start {demo.champion} --data jan-may --target late --recipe int8",
+        f'falaj models optimize {demo.champion} --target late --budget "auc -0.005" --recipe int8 --recipe int8-static',
     )
-    for reference in (demo.champion, "flight-delays@2"):
-        work = demo.platform.optimization.start(reference, data="jan-may", target="late", recipes=("int8",))
+    tried = {demo.champion: ("int8", "int8-static"), "flight-delays@2": ("int8", "prune-structured")}
+    for reference, recipes in tried.items():
+        work = demo.platform.optimization.start(
+            reference, target="late", recipes=recipes, budget=parse_budget("auc -0.005")
+        )
         *_, ended = demo.platform.workflows.watch(work.id)
         if ended.result is None:
             say(f"{reference}: {ended.error}")
             continue
-        shown = demo.platform.optimization.show(ended.result["id"])
-        for variant in shown.report.variants:
-            say(f"{reference} {variant.recipe}: {variant.verdict}. {variant.reason}")
+        show_pareto(demo.platform.optimization.show(ended.result["id"]))
+
+
+def show_pareto(found: Optimization) -> None:
+    """Print the Pareto table of an optimization, the verdicts and the recommendation."""
+    rows = [
+        [
+            row.name,
+            row.version or "-",
+            f"{row.latency_p50_us:.1f}",
+            f"{row.rows_per_s:,.0f} ×{row.best_batch}",
+            format_size(row.size_bytes),
+            "-" if row.quality is None else f"{row.quality:.4f}",
+            "-" if row.cost_per_million is None else f"{row.cost_per_million:.2g} {found.currency}",
+            "*" if row.on_front else "",
+        ]
+        for row in found.table
+    ]
+    heads = ["variant", "version", "µs, 1 row", "rows/s ×batch", "size", "AUC", "cost/million", "front"]
+    table(f"    {found.model}, Pareto table", heads, rows)
+    for variant in found.report.variants:
+        say(f"{found.model} {variant.recipe}: {variant.verdict}. {variant.reason}")
+    if found.recommendation is not None:
+        say(f"recommended: {found.recommendation.words}")
 
 
 # ------------------------------------------------------------------------------------------- serving

@@ -31,6 +31,11 @@ zone = "local"
 
 [serving]
 port = 0
+
+[prices]
+currency = "AED"
+cpu_hour = 0.15
+gpu_hour = 9.0
 """
 
 STOP_S = 60.0

@@ -70,7 +70,8 @@ VALUES: list[Any] = [
         "metric": "rmse",
         "rows": 1,
         "original": {
-            **dict.fromkeys(("latency_p50_us", "latency_p99_us", "rows_per_s_32", "rows_per_s_256"), 1.0),
+            **dict.fromkeys(("latency_p50_us", "latency_p99_us", "rows_per_s_32", "rows_per_s"), 1.0),
+            "best_batch": 1,
             "cpu_us_per_row": 1.0,
             "size_bytes": 1,
         },

@@ -28,6 +28,7 @@ from falaj.features.request_time.typical_values import TrainingStatistics
 from falaj.features.service import Features
 from falaj.features.table_versions import files as table_files
 from falaj.features.table_versions.published import version_in_use
+from falaj.governance import objects
 from falaj.governance.audit.deep import AuditedStores, TableDigests
 from falaj.governance.audit.service import Audit
 from falaj.governance.blobs.contents import BlobContents
@@ -45,13 +46,16 @@ from falaj.governance.policy.service import Policies
 from falaj.governance.residency.service import Zones
 from falaj.governance.secrets.service import Secrets
 from falaj.monitoring.service import Monitoring
-from falaj.optimization.service import Optimizations
+from falaj.optimization.hardware import instruction_set
+from falaj.optimization.service import DatasetColumns, Optimizations
+from falaj.optimization.serving_variants import choose_variant
 from falaj.ports.cluster.maintenance import NodeMaintenance
 from falaj.ports.keys import KeyService
-from falaj.ports.metadata import Database
+from falaj.ports.metadata import Database, Transaction
 from falaj.ports.parsers import ParserPool
 from falaj.ports.tables import TableKey, TableStore
 from falaj.records.config import Config, KubernetesConfig
+from falaj.records.governance.objects import StoredObject
 from falaj.registry.aliases import ServingApprovals
 from falaj.registry.service import Models
 from falaj.scheduling.accounting.accounts import QueueAccounts
@@ -134,12 +138,24 @@ def build_services(context: ServiceContext) -> tuple[Services, Callable[[], None
             gate,
             context.intents,
             version=models.open_version,
-            columns=lambda tx, found: feature_store.load_training_set(tx, found).columns,
+            columns=dataset_columns,
+            prices=context.config.prices,
         ),
         predictions=Predictions(gate, context.intents, version=models.open_version),
         pipelines=Pipelines(gate, BlobContents(gate.database, stores), context.intents),
     )
     return services, held.close
+
+
+def dataset_columns(tx: Transaction, found: StoredObject) -> DatasetColumns:
+    """Return the columns of a training set, and which are the keys of its views and its event time."""
+    made = feature_store.load_training_set(tx, found)
+    stored = ((objects.by_id(tx, pinned.view), pinned.version) for pinned in made.views)
+    views = [
+        feature_store.find_view(tx, view, version=version) for view, version in stored if view is not None
+    ]
+    keys = {key.name for view in views if view is not None for key in view.keys}
+    return DatasetColumns(made.columns, frozenset({made.event_time, *keys}))
 
 
 def _nodes(context: ServiceContext, accounts: QueueAccounts, held: ExitStack) -> Nodes:
@@ -208,6 +224,7 @@ def _endpoints(
         approvals=ServingApprovals(context.gate),
         views=feature_store.find_view,
         training=training,
+        variants=partial(choose_variant, extensions=instruction_set()),
         server=LocalModelServer(context.home),
         parsers=context.parsers,
     )

@@ -12,14 +12,18 @@ from falaj.records.features import Column
 from falaj.records.optimization import AcceptanceBudget, FeatureColumns, Recipe
 from falaj.records.record import Record
 
+DEFAULT_RECIPES: tuple[Recipe, ...] = ("onnx", "int8", "int8-static", "fp16", "bf16")
+"""Those that take seconds; pruning and distillation train."""
+
 
 class OptimizationSettings(Record):
     """The first argument is JSON with all settings but the features; each further argument is a feature."""
 
     target: Column
     features: FeatureColumns = ()
-    recipes: tuple[Recipe, ...] = ("onnx", "int8")
+    recipes: tuple[Recipe, ...] = DEFAULT_RECIPES
     budget: AcceptanceBudget = AcceptanceBudget()
+    training_s: Annotated[float, Field(gt=0, le=3600)] = 60.0
     seed: Annotated[int, Field(ge=0, le=2**32 - 1)] = 0
 
     def arguments(self) -> tuple[str, ...]:

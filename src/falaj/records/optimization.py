@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from datetime import datetime
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from falaj.records.features import Column
 from falaj.records.names import ObjectId, Reference, RefersTo
@@ -21,9 +21,32 @@ Words = Annotated[str, Field(max_length=4000)]
 FeatureColumns = Annotated[tuple[Column, ...], Field(max_length=900)]
 """Each is an argument of the job, which takes 1000."""
 
+InstructionSet = Annotated[
+    tuple[Annotated[str, Field(max_length=32, pattern=r"^[a-z0-9_]+$")], ...], Field(max_length=64)
+]
+"""Extensions of a CPU as Linux names them, sorted."""
 
-Recipe = Literal["onnx", "int8", "fp16"]
-"""The way to make a variant: ONNX with a fused graph, int8 weights, or half precision."""
+Recipe = Literal[
+    "onnx",
+    "int8",
+    "int8-static",
+    "fp16",
+    "bf16",
+    "prune-structured",
+    "prune-unstructured",
+    "distill",
+    "litert",
+]
+"""The way to make a variant: ONNX with a fused graph; int8 weights with activations quantized at each call (`int8`) or
+by calibration (`int8-static`); half precision; fewer channels or trees; fewer weights; a smaller student; LiteRT."""
+
+VariantChoice = Literal["original", "auto"] | Recipe
+"""What to serve of a version: itself, its fastest accepted variant for this CPU, or the variant of a recipe."""
+
+QualityMetric = Literal["auc", "accuracy", "log_loss", "rmse"]
+HIGHER_IS_BETTER: frozenset[QualityMetric] = frozenset({"auc", "accuracy"})
+
+Device = Literal["cpu", "gpu"]
 
 
 class OptimizationVerdict(StrEnum):
@@ -32,14 +55,20 @@ class OptimizationVerdict(StrEnum):
 
 
 class AcceptanceBudget(Record):
-    """A variant must be `speedup` times as fast, and at most this share `worse` in log loss or RMSE."""
+    """A variant must be `speedup` times as fast, and its `metric` at most so much `worse`.
+
+    `worse` is a share of the original's value, or with `relative` false a difference. The metric is log loss or RMSE by
+    default, whichever fits the model.
+    """
 
     speedup: Annotated[float, Field(ge=1, le=1000)] = 1.1
     worse: Annotated[float, Field(ge=0, le=10)] = 0.01
+    metric: QualityMetric | None = None
+    relative: bool = True
 
 
 class Interval(Record):
-    """A measured value, and the ends of its 95% bootstrap interval."""
+    """A measured value, and the ends of its 99% bootstrap interval."""
 
     low: Number
     middle: Number
@@ -47,28 +76,46 @@ class Interval(Record):
 
 
 class Measurement(Record):
-    """A model on this host, on one thread. `loss` is what the optimization's metric says."""
+    """A model on one core of this host, or on its GPU: `rows_per_s` is at `best_batch`, the size that gives the most.
+
+    `memory_bytes` is what it takes beyond its runtime library. `loss` is log loss or RMSE, whichever fits the model.
+    """
 
     latency_p50_us: Positive
     latency_p99_us: Positive
     rows_per_s_32: Positive
-    rows_per_s_256: Positive
+    rows_per_s: Positive
+    best_batch: Annotated[int, Field(ge=1)]
     cpu_us_per_row: Positive
     size_bytes: Annotated[int, Field(ge=0)]
+    memory_bytes: Annotated[int, Field(ge=0)] | None = None
     loss: Positive | None = None
     auc: Positive | None = None
+    accuracy: Positive | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_fixed_batch(cls, given: Any) -> Any:
+        """Accept reports from before the best batch was searched: they measured 256 rows."""
+        if isinstance(given, dict) and "rows_per_s_256" in given:
+            kept = {name: value for name, value in given.items() if name != "rows_per_s_256"}
+            return {"rows_per_s": given["rows_per_s_256"], "best_batch": 256, **kept}
+        return given
 
 
 Speedups = Annotated[dict[Annotated[str, Field(max_length=64)], Interval], Field(max_length=16)]
 
 
 class Variant(Record):
-    """One try. `speedup` is against the original, by size of batch; `worse` is the share by which its loss is higher.
+    """One try. `speedup` is by size of batch; `worse` is by how much the metric is worse than the original's.
 
+    The speedup is against the original, or against its ONNX export if that was accepted. It was measured on `device`.
     `version` is what it was registered as, once it was accepted.
     """
 
     recipe: Recipe
+    device: Device = "cpu"
+    compared_with: Literal["original", "onnx"] = "original"
     verdict: OptimizationVerdict
     reason: Words
     measured: Measurement | None = None
@@ -81,18 +128,60 @@ class Variant(Record):
 
 
 class OptimizationReport(Record):
-    """The report of the job: the original and its variants, measured side by side on `host`."""
+    """The report of the job: the original and its variants, measured side by side on `host`.
 
-    metric: Literal["log_loss", "rmse"]
+    `instruction_set` are the CPU's extensions that inference uses, and `gpu` the name of the GPU, on which the original
+    was measured too (`on_gpu`). `noise` is how much two copies of the original differ, by size of batch. Recipes that
+    learn from rows had `fitted_rows`; quality was measured on `rows` others.
+    """
+
+    metric: QualityMetric
     rows: Annotated[int, Field(ge=1)]
+    fitted_rows: Annotated[int, Field(ge=0)] = 0
     skipped_rows: Annotated[int, Field(ge=0)] = 0
     host: Words = ""
+    instruction_set: InstructionSet = ()
+    gpu: Words = ""
+    noise: Speedups = {}
     original: Measurement
+    on_gpu: Measurement | None = None
     variants: Annotated[tuple[Variant, ...], Field(max_length=100)] = ()
 
 
+class ParetoRow(Record):
+    """One line of the Pareto table: the original or a variant, and whether no other is at least as good in everything.
+
+    `quality` is the metric of the budget. `cost_per_million` predictions is None where no prices are configured.
+    """
+
+    name: Annotated[str, Field(max_length=64)]
+    device: Device
+    verdict: OptimizationVerdict | None = None
+    latency_p50_us: Positive
+    rows_per_s: Positive
+    best_batch: int
+    size_bytes: int
+    memory_bytes: int | None = None
+    quality: Number | None = None
+    cost_per_million: Positive | None = None
+    on_front: bool = False
+    version: str | None = None
+
+
+class Recommendation(Record):
+    """What to serve, on which device, and the numbers behind it."""
+
+    name: Annotated[str, Field(max_length=64)]
+    device: Device
+    version: str | None
+    words: Words
+
+
 class Optimization(Record):
-    """An optimization that ended: of which version, judged on which data, within which budget, and what came of it."""
+    """An optimization that ended: of which version, judged on which data, within which budget, and what came of it.
+
+    `table` and `recommendation` are computed from the report with the prices of now, in `currency`.
+    """
 
     id: ObjectId
     workspace: ObjectId
@@ -104,3 +193,6 @@ class Optimization(Record):
     job: ObjectId
     report: OptimizationReport
     created_at: datetime
+    table: tuple[ParetoRow, ...] = ()
+    recommendation: Recommendation | None = None
+    currency: str | None = None

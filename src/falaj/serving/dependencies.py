@@ -15,6 +15,7 @@ from falaj.records.governance.identity import FailureReason
 from falaj.records.governance.objects import StoredObject
 from falaj.records.monitoring.sketches import ColumnRole
 from falaj.records.names import ObjectId
+from falaj.records.optimization import VariantChoice
 from falaj.records.registry import FileFormat, ModelVersion
 from falaj.records.serving.statistics import ServerLoad
 from falaj.records.serving.tensors import ServedModel
@@ -61,6 +62,14 @@ class VersionApprovals(Protocol):
 
     def demanded_alias(self, call: Call, endpoint: StoredObject, /) -> str | None:
         """Return the alias for which policies demand an approval of what `endpoint` serves."""
+        ...
+
+
+class ChooseVariant(Protocol):
+    """Chooses what to serve of a version: itself, or a variant that was accepted on this kind of CPU."""
+
+    def __call__(self, tx: Transaction, version: StoredObject, choice: VariantChoice, /) -> StoredObject:
+        """Return the version to serve. Raise InvalidInput if there is no such variant."""
         ...
 
 

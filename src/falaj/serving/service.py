@@ -23,6 +23,7 @@ from falaj.records.features import ViewRef
 from falaj.records.governance.identity import Role
 from falaj.records.governance.objects import Cursor, Page, PageSize, StoredObject
 from falaj.records.names import DEFAULT_WORKSPACE, Name, ObjectId, WorkspaceRef, ZoneName
+from falaj.records.optimization import VariantChoice
 from falaj.records.registry import AliasName, ModelVersionRef
 from falaj.records.serving.endpoints import (
     DeployedEndpoint,
@@ -67,6 +68,7 @@ from falaj.records.serving.statistics import (
 )
 from falaj.serving import store, validation
 from falaj.serving.dependencies import (
+    ChooseVariant,
     LoadVersion,
     LoadView,
     ModelServerClient,
@@ -111,6 +113,7 @@ class Endpoints:
         approvals: VersionApprovals,
         views: LoadView,
         training: TrainingFacts,
+        variants: ChooseVariant,
         server: ModelServerClient,
         parsers: ParserPool,
     ) -> None:
@@ -121,6 +124,7 @@ class Endpoints:
         self._protection = EndpointProtection(approvals)
         self._views = views
         self._version_lookups = VersionLookups(gate, training)
+        self._variants = variants
         self._server = server
 
     @operation("endpoints.deploy", resource="workspace", mode=Mode.LATE)
@@ -129,6 +133,7 @@ class Endpoints:
         name: Name,
         *,
         model: ModelVersionRef,
+        variant: VariantChoice = "original",
         lookup: Lookup | None = None,
         scoring: ScoringRule | None = None,
         workspace: WorkspaceRef | None = None,
@@ -136,6 +141,8 @@ class Endpoints:
     ) -> DeployedEndpoint:
         """Route all requests of an endpoint to one model version; create the endpoint on first use.
 
+        `variant` chooses one that was accepted for this CPU in place of the version: the fastest with `auto`, or that
+        of a recipe. It is a version of its own, and needs approvals of its own.
         `lookup` and `scoring` stay unchanged unless given. Features that are imputed get typical values of the
         version's training set, or of the view, which are read now. Scoring is log loss or squared error; by default
         the first labels decide. A protected endpoint serves only versions that were approved for its alias; a policy
@@ -146,8 +153,12 @@ class Endpoints:
         owner = call.object("workspace")
         with self.gate.database.read() as tx:
             found = self.gate.named(call, "endpoint", name, workspace=owner, tx=tx)
-        values = self._imputed_values(call, found, [call.object("model")], lookup, workspace=owner.name)
-        deploy = partial(self._deploy, call, name, lookup=lookup, scoring=scoring, zone=zone, values=values)
+            self.gate.require(call, "models.read", call.object("model"), tx=tx)
+            version = self._variants(tx, call.object("model"), variant)
+        values = self._imputed_values(call, found, [version], lookup, workspace=owner.name)
+        deploy = partial(
+            self._deploy, call, name, version, lookup=lookup, scoring=scoring, zone=zone, values=values
+        )
         made = self.gate.commit(call, deploy)
         self._server.wake()
         return made
@@ -156,6 +167,7 @@ class Endpoints:
         self,
         call: Call,
         name: str,
+        version: StoredObject,
         *,
         lookup: Lookup | None,
         scoring: ScoringRule | None,
@@ -167,11 +179,12 @@ class Endpoints:
         new = found is None
         zone_name = self.gate.zones.named(zone).name
         target = found or call.create("endpoint", name, workspace=owner, zone=zone_name)
-        version = call.object("model")
         call.event_data |= {"endpoint": name, "version": version.name}
         routes = validation.served_routes([Route(version=version.name)], [version])
         kept = None if new else store.endpoint_record(call.tx, target)
         self._put(call, target, routes, [version], lookup=lookup, scoring=scoring, before=kept, values=values)
+        if version.id != call.object("model").id:
+            graph.flow(call, [version], target)
         return self._record(call, target.id)
 
     @operation("endpoints.route", resource="endpoint", mode=Mode.LATE)

@@ -14,10 +14,14 @@ import numpy.typing as npt
 import pyarrow as pa
 import pytest
 
+from falaj.governance import objects
 from falaj.records.features import ColumnType, Entity, Feature, FeatureView
+from falaj.records.governance.objects import StoredObject
+from falaj.records.names import ObjectId, new_id
+from falaj.records.optimization import AcceptanceBudget, Optimization, OptimizationReport
 from falaj.records.registry import FileFormat, ModelVersion, TensorSpec
 from falaj.sdk.platform import Platform
-from platforms import OwnPlatform
+from platforms import InternalAsController, OwnPlatform
 
 Array = npt.NDArray[Any]
 NAMES = tuple(f"f{number}" for number in range(8))
@@ -108,6 +112,33 @@ class OptimizationEnv:
     def start(self) -> dict[str, Any]:
         """Return the arguments of a valid start."""
         return {"model": self.version.reference, "data": self.data, "target": "late", "features": NAMES}
+
+    def job_object(self) -> ObjectId:
+        """Return the object of a job."""
+        ident = new_id("job")
+        new = StoredObject(
+            id=ident,
+            workspace=self.version.workspace,
+            kind="job",
+            name=ident,
+            owner=self.version.author,
+            created_at=self.platform.clock.now,
+        )
+        with self.platform.database.write() as tx:
+            objects.create(tx, new)
+        return ident
+
+    def record(self, report: OptimizationReport, **changed: Any) -> Optimization:
+        """Store a report as the controller does."""
+        given = {
+            **self.start,
+            "job": self.job_object(),
+            "budget": AcceptanceBudget(),
+            "report": report,
+            **changed,
+        }
+        optimization = InternalAsController(self.platform.optimization, self.platform)
+        return optimization.record(given.pop("model"), **given)
 
 
 @pytest.fixture

@@ -8,12 +8,9 @@ import pytest
 
 import model_files
 from falaj.errors import Denied, InvalidInput, NotFound
-from falaj.governance import objects
 from falaj.governance.operations.caller import acting_as
 from falaj.records.governance.identity import Role
 from falaj.records.governance.lineage import Direction
-from falaj.records.governance.objects import StoredObject
-from falaj.records.names import ObjectId, new_id
 from falaj.records.optimization import (
     AcceptanceBudget,
     Interval,
@@ -22,7 +19,6 @@ from falaj.records.optimization import (
     OptimizationVerdict,
     Variant,
 )
-from platforms import InternalAsController
 
 if TYPE_CHECKING:
     from conftest import OptimizationEnv  # type: ignore[attr-defined]
@@ -31,7 +27,8 @@ MEASURED = Measurement(
     latency_p50_us=10,
     latency_p99_us=20,
     rows_per_s_32=1e5,
-    rows_per_s_256=2e5,
+    rows_per_s=2e5,
+    best_batch=256,
     cpu_us_per_row=5,
     size_bytes=1000,
     loss=0.4,
@@ -58,23 +55,8 @@ REPORT = OptimizationReport(
 )
 
 
-def job_object(env: OptimizationEnv) -> ObjectId:
-    """The object of a job."""
-    home = env.platform.workspaces.show("default")
-    owner = env.version.author
-    ident = new_id("job")
-    new = StoredObject(
-        id=ident, workspace=home.id, kind="job", name=ident, owner=owner, created_at=env.platform.clock.now
-    )
-    with env.platform.database.write() as tx:
-        objects.create(tx, new)
-    return ident
-
-
 def record(env: OptimizationEnv, **changed: Any):
-    given = {**env.start, "job": job_object(env), "budget": AcceptanceBudget(), "report": REPORT, **changed}
-    optimization = InternalAsController(env.platform.optimization, env.platform)
-    return optimization.record(given.pop("model"), **given)
+    return env.record(REPORT, **changed)
 
 
 @pytest.mark.slow
@@ -88,10 +70,12 @@ def test_a_start_is_recorded_for_the_controller(env: OptimizationEnv) -> None:
         "model": env.version.id,
         "workspace": env.version.workspace,
         "data": env.data,
+        "held_out": None,
         "target": "late",
         "features": [*start["features"]],
-        "recipes": ["onnx", "int8"],
-        "budget": {"speedup": 1.1, "worse": 0.02},
+        "recipes": ["onnx", "int8", "int8-static", "fp16", "bf16"],
+        "budget": {"speedup": 1.1, "worse": 0.02, "metric": None, "relative": True},
+        "gpus": 0,
     }
 
 
@@ -111,7 +95,7 @@ def test_a_developer_cannot_record_a_report(light_env: OptimizationEnv) -> None:
     developer = light_env.platform.join("dana", Role.DEVELOPER)
 
     with acting_as(developer), pytest.raises(Denied):
-        record(light_env, job=job_object(light_env))
+        record(light_env, job=light_env.job_object())
 
 
 @pytest.mark.slow
@@ -120,6 +104,38 @@ def test_features_are_those_of_the_signature_unless_given(light_env: Optimizatio
 
     (given,) = [row["input"] for row in light_env.platform.rows(_work())]
     assert tuple(given["features"]) == light_env.start["features"]
+
+
+def test_the_data_are_by_default_the_training_set_of_the_version(light_env: OptimizationEnv) -> None:
+    light_env.platform.optimization.start("late@1", target="late", held_out=light_env.data, gpus=1)
+
+    (given,) = [row["input"] for row in light_env.platform.rows(_work())]
+    assert (given["data"], given["held_out"], given["gpus"]) == (light_env.data, light_env.data, 1)
+
+
+def test_a_target_that_is_not_clear_is_asked_for(light_env: OptimizationEnv) -> None:
+    with pytest.raises(InvalidInput, match="late, carrier") as caught:
+        light_env.platform.optimization.start("late@1")
+
+    assert "origin" not in str(caught.value)  # a key
+    assert "event_time" not in str(caught.value)
+
+
+def test_a_version_without_a_training_set_needs_data(light_env: OptimizationEnv) -> None:
+    blob = light_env.version.files[0].blob
+    light_env.platform.models.register("bare", files=(blob,), paths=("model.json",))
+
+    with pytest.raises(InvalidInput, match="bare@1 names no training set"):
+        light_env.platform.optimization.start("bare@1", target="late", features=("f0",))
+
+
+def test_the_stored_report_has_the_table_and_what_to_serve(light_env: OptimizationEnv) -> None:
+    made = record(light_env)
+
+    assert [(row.name, row.version) for row in made.table] == [("original", "late@1"), ("onnx", "late@2")]
+    assert made.recommendation is not None
+    assert "no GPU was measured" in made.recommendation.words
+    assert made.currency is None
 
 
 @pytest.mark.parametrize(
@@ -132,8 +148,9 @@ def test_features_are_those_of_the_signature_unless_given(light_env: Optimizatio
         ({"recipes": ()}, "recipes"),
         ({"recipes": ("int4",)}, "recipes"),
         ({"budget": {"worse": -1}}, "budget.worse"),
+        ({"gpus": 2}, "gpus"),
     ],
-    ids=["target", "feature", "twice", "target among them", "no recipe", "unknown recipe", "budget"],
+    ids=["target", "feature", "twice", "target among them", "no recipe", "unknown recipe", "budget", "gpus"],
 )
 def test_an_invalid_start_is_refused(changed: dict[str, Any], words: str, light_env: OptimizationEnv) -> None:
     start = {**light_env.start, **changed}

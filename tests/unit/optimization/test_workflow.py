@@ -17,6 +17,7 @@ from falaj.errors import Conflict
 from falaj.governance import objects
 from falaj.governance.lineage.graph import walk as relatives
 from falaj.governance.operations.caller import on_terms
+from falaj.optimization import hardware
 from falaj.optimization.runtime import job as optimization_job
 from falaj.optimization.runtime import latency
 from falaj.optimization.settings import parse_settings
@@ -163,6 +164,8 @@ class Stage:
 @pytest.fixture
 def stage(light_env: OptimizationEnv, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
     monkeypatch.setattr(latency, "BLOCK_S", 0.001)
+    monkeypatch.setattr(latency, "SEARCH_S", 0.002)
+    monkeypatch.setattr(optimization_job, "measure_memory", lambda path, batch: 1 << 20)
     return Stage(light_env, tmp_path / "job")
 
 
@@ -187,6 +190,8 @@ def test_accepted_variants_become_versions_and_refused_ones_keep_their_reason(st
     assert made.metrics["auc"] == 0.8
     assert made.metrics["optimization.loss"] > 0
     assert made.card.startswith("The onnx variant of late@1: faster")
+    assert made.environment["optimization.recipe"] == "onnx"
+    assert made.environment["optimization.instruction_set"].split() == [*hardware.instruction_set()]
     kept = platform.optimization.show(result["id"])
     onnx, int8 = kept.report.variants
     assert (onnx.verdict, onnx.version) == (OptimizationVerdict.ACCEPTED, "late@2")
@@ -270,7 +275,7 @@ def test_a_real_job_measures_under_the_controller(
     with fj.open(tmp_path / "home") as platform:
         env = populated(platform)
 
-        work = platform.optimization.start("late@1", data=env.data, target="late")
+        work = platform.optimization.start("late@1", recipes=("onnx", "int8"), target="late")
         *_, ended = platform.workflows.watch(work.id)
 
         assert (ended.state, ended.error) == (WorkflowState.DONE, None)

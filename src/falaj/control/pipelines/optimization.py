@@ -6,6 +6,8 @@ Each step is one operation on behalf of the requester. After a kill at any momen
 from __future__ import annotations
 
 from datetime import timedelta
+from functools import partial
+from pathlib import PurePosixPath
 from typing import Any
 
 from pydantic import ValidationError
@@ -32,13 +34,18 @@ def optimize(services: Services, context: WorkflowContext, given: JsonObject) ->
     """Measure variants of a version; the result names the new versions, the fastest last."""
     submitted = context.run("submit", lambda: _submit(services, given))
     job = wait_for_job(
-        services, context, "measure variants", submitted["id"], lambda: _ended(services, submitted["id"])
+        services,
+        context,
+        "measure variants",
+        submitted["id"],
+        lambda: _ended(services, context, submitted["id"]),
     )
     report = context.run("read the report", lambda: _report(services, job))
+    measured = OptimizationReport.model_validate(report)
     made: dict[str, JsonObject] = {}
-    for variant in _accepted(OptimizationReport.model_validate(report)):
+    for variant in _accepted(measured):
         name = f"register {variant.recipe}"
-        made[variant.recipe] = context.run(name, lambda each=variant: _register(services, given, job, each))  # type: ignore[misc]
+        made[variant.recipe] = context.run(name, partial(_register, services, given, job, measured, variant))
     kept = context.run("record", lambda: _record(services, given, job, report, made))
     return {
         "id": kept["id"],
@@ -48,6 +55,11 @@ def optimize(services: Services, context: WorkflowContext, given: JsonObject) ->
     }
 
 
+def measuring_words(job: str) -> str:
+    """Return what the workflow reports while its job runs; the command line reads the job's id from it."""
+    return f"job {job} measures variants"
+
+
 def _submit(services: Services, given: JsonObject) -> JsonObject:
     settings = OptimizationSettings(
         target=given["target"],
@@ -55,21 +67,28 @@ def _submit(services: Services, given: JsonObject) -> JsonObject:
         recipes=tuple(given["recipes"]),
         budget=AcceptanceBudget.model_validate(given["budget"]),
     )
+    held_out = given.get("held_out")
     version = services.models.version(given["model"])
     spec = JobSpec(
         name=f"optimize-{version.name}-{version.number}"[-128:].lstrip("-_."),
         module=PROGRAM,
         args=settings.arguments(),
-        inputs={"model": given["model"], "data": given["data"]},
+        inputs={
+            "model": given["model"],
+            "data": given["data"],
+            **({} if held_out is None else {"held_out": held_out}),
+        },
+        gpus=given.get("gpus", 0),
         experiment=EXPERIMENT,
         timeout=LONGEST,
     )
     return to_json(services.jobs.submit(spec, workspace=given["workspace"]))
 
 
-def _ended(services: Services, ident: str) -> JsonObject | None:
+def _ended(services: Services, context: WorkflowContext, ident: str) -> JsonObject | None:
     job = services.jobs.show(ident)
     if not job.state.ended:
+        context.report(measuring_words(ident))
         return None
     if job.state is not JobState.DONE:
         why = job.reason or f"exit status {job.exit_code}"
@@ -100,7 +119,9 @@ def _accepted(report: OptimizationReport) -> list[Variant]:
     return sorted(chosen, key=lambda each: -each.measured.latency_p50_us if each.measured else 0.0)
 
 
-def _register(services: Services, given: JsonObject, job: JsonObject, variant: Variant) -> JsonObject:
+def _register(
+    services: Services, given: JsonObject, job: JsonObject, report: OptimizationReport, variant: Variant
+) -> JsonObject:
     original = services.models.version(given["model"])
     inputs, outputs = _signature(original, variant)
     blob = _outputs(job).get(variant.file or "")
@@ -109,7 +130,7 @@ def _register(services: Services, given: JsonObject, job: JsonObject, variant: V
     made = services.models.register(
         original.name,
         files=(blob,),
-        paths=("model.onnx",),
+        paths=(f"model{PurePosixPath(variant.file or '').suffix}",),
         workspace=original.workspace,
         training_set=original.training_set,
         run=job["run"],
@@ -117,12 +138,22 @@ def _register(services: Services, given: JsonObject, job: JsonObject, variant: V
         inputs=inputs,
         outputs=outputs,
         metrics={**original.metrics, **_metrics(variant)},
-        environment=original.environment,
+        environment={**original.environment, **measured_where(report, variant)},
         card=f"The {variant.recipe} variant of {original.reference}: {variant.reason}.\n\n{original.card}"[
             :200_000
         ],
     )
     return {"id": made.id, "reference": made.reference}
+
+
+def measured_where(report: OptimizationReport, variant: Variant) -> dict[str, str]:
+    """Return what a version's environment says of the hardware that its variant was accepted on."""
+    return {
+        "optimization.recipe": variant.recipe,
+        "optimization.device": report.gpu[:2000] if variant.device == "gpu" else "cpu",
+        "optimization.host": report.host[:2000],
+        "optimization.instruction_set": " ".join(report.instruction_set),
+    }
 
 
 def _signature(original: ModelVersion, variant: Variant) -> tuple[Any, Any]:

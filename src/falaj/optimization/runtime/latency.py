@@ -13,15 +13,24 @@ from falaj.optimization.runtime.candidates import Predict
 from falaj.optimization.runtime.conversion.converted import Array
 from falaj.records.optimization import Interval
 
-SIZES = {"a single row": 1, "32 rows": 32, "256 rows": 256}
-SERVED = ("a single row", "32 rows")
-"""Batch sizes that acceptance is based on: the model server batches at most 32 rows. Others are only reported."""
+SINGLE, SERVED, BEST = "a single row", "32 rows", "its best batch"
+SERVED_ROWS = 32
+"""Rows that the model server batches without further settings."""
+LARGEST_BATCH = 1024
+LARGEST_GPU_BATCH = 16_384
+SEARCH_S = 0.05
+"""Seconds for which one batch size is tried in the search for the best one."""
+GAIN = 1.05
+"""A larger batch is better if it gives so many times the rows per second."""
 BLOCK_S = 0.004
 """Seconds for which one model is measured at one batch size per round."""
 ROUNDS = 40
-MIN_ROUNDS = 5
-LIMIT_S = 10.0
-RESAMPLES = 1000
+MIN_ROUNDS = 7
+LIMIT_S = 4.0
+"""Seconds for each model."""
+RESAMPLES = 2000
+TAILS = (0.005, 0.995)
+"""Ends of the 99% interval."""
 WARM_UPS = 3
 
 
@@ -29,9 +38,15 @@ WARM_UPS = 3
 class LatencySamples:
     """Seconds by batch size: of each call, the median of each round, and CPU seconds per call of each round."""
 
+    best: int = SERVED_ROWS
     calls: dict[int, list[float]] = field(default_factory=dict)
     medians: dict[int, list[float]] = field(default_factory=dict)
     processor: dict[int, list[float]] = field(default_factory=dict)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The batch sizes that are measured, by name."""
+        return {SINGLE: 1, SERVED: SERVED_ROWS, BEST: self.best}
 
     def percentile(self, size: int, share: float) -> float:
         return float(np.quantile(self.calls[size], share))
@@ -43,32 +58,50 @@ class LatencySamples:
         return float(np.median(self.processor[size]))
 
 
+def find_best_batch(predict: Predict, features: Array, *, largest: int = LARGEST_BATCH) -> int:
+    """Return the batch size with the most rows per second, found by doubling from 1; two without a gain end it."""
+    best, rate, size, misses = 1, 0.0, 1, 0
+    while size <= largest and misses < 2:
+        found = size / _quickest(predict, _batches(features, size)[0])
+        if found > rate * GAIN:
+            best, rate, misses = size, found, 0
+        else:
+            misses += 1
+        size *= 2
+    return best
+
+
 def measure_interleaved(
     models: Mapping[str, Predict],
     features: Array,
     *,
+    best: Mapping[str, int] | None = None,
     rounds: int = ROUNDS,
     limit_s: float = LIMIT_S,
     on_round: Callable[[int], None] = lambda _: None,
 ) -> dict[str, LatencySamples]:
-    """Measure every model at every batch size, in as many rounds as fit into `limit_s`, rotating the order."""
-    batches = {size: _batches(features, size) for size in SIZES.values()}
-    for predict in models.values():
-        for size in batches:
+    """Measure each model at each of its batch sizes, rotating the order, until `limit_s` for each model has passed."""
+    sizes = best or {name: find_best_batch(predict, features) for name, predict in models.items()}
+    found = {name: LatencySamples(best=sizes[name]) for name in models}
+    batches = {
+        size: _batches(features, size)
+        for size in sorted({size for each in found.values() for size in each.sizes.values()})
+    }
+    for name, predict in models.items():
+        for size in set(found[name].sizes.values()):
             for _ in range(WARM_UPS):
                 predict(batches[size][0])
-    found = {name: LatencySamples() for name in models}
     names, began = [*models], time.perf_counter()
     collects = gc.isenabled()
     gc.disable()
     try:
         for number in range(rounds):
-            if number >= MIN_ROUNDS and time.perf_counter() - began > limit_s:
+            if number >= MIN_ROUNDS and time.perf_counter() - began > limit_s * len(names):
                 break
             shift = number % len(names)
             for name in names[shift:] + names[:shift]:
-                for size, parts in batches.items():
-                    _time_block(models[name], parts, size, found[name])
+                for size in sorted(set(found[name].sizes.values())):
+                    _time_block(models[name], batches[size], size, found[name])
             on_round(number + 1)
     finally:
         if collects:
@@ -77,15 +110,32 @@ def measure_interleaved(
 
 
 def speedups(original: LatencySamples, variant: LatencySamples, *, seed: int) -> dict[str, Interval]:
-    """Return the speedup of the variant by batch size: the median over rounds with its bootstrap interval."""
+    """Return the speedup of the variant by batch size: the median over rounds with its bootstrap interval.
+
+    At the best batch it is the ratio of rows per second, each model at its own best size.
+    """
     random = np.random.default_rng(seed)
     found = {}
-    for name, size in SIZES.items():
-        times = np.asarray(original.medians[size]) / np.asarray(variant.medians[size])
+    for name, size in original.sizes.items():
+        theirs = variant.sizes[name]
+        times = (np.asarray(original.medians[size]) / size) / (np.asarray(variant.medians[theirs]) / theirs)
         drawn = np.median(times[random.integers(0, len(times), (RESAMPLES, len(times)))], axis=1)
-        low, high = np.quantile(drawn, (0.025, 0.975))
+        low, high = np.quantile(drawn, TAILS)
         found[name] = Interval(low=float(low), middle=float(np.median(times)), high=float(high))
     return found
+
+
+def _quickest(predict: Predict, batch: Array) -> float:
+    """Return the shortest time of a call; disturbances only lengthen it."""
+    predict(batch)
+    shortest, until = float("inf"), time.perf_counter() + SEARCH_S
+    calls = 0
+    while calls < 3 or time.perf_counter() < until:
+        began = time.perf_counter()
+        predict(batch)
+        shortest = min(shortest, time.perf_counter() - began)
+        calls += 1
+    return shortest
 
 
 def _batches(features: Array, size: int) -> list[Array]:

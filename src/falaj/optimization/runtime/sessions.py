@@ -27,8 +27,14 @@ DTYPES: dict[str, Dtype] = {
 }
 
 
-def open_session(content: bytes, *, optimized_path: str | None = None) -> Any:
-    """Open a single-threaded session. `optimized_path` is the file for its optimized graph."""
+def open_session(
+    content: bytes,
+    *,
+    optimized_path: str | None = None,
+    level: str = "ORT_ENABLE_EXTENDED",
+    provider: str = "CPUExecutionProvider",
+) -> Any:
+    """Open a single-threaded session. `optimized_path` is the file for its graph, optimized up to `level`."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
     options.inter_op_num_threads = 1
@@ -36,10 +42,10 @@ def open_session(content: bytes, *, optimized_path: str | None = None) -> Any:
     options.log_severity_level = 3
     if optimized_path is not None:
         options.optimized_model_filepath = optimized_path
-        # A higher level would tie the file to this CPU type.
-        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+        # A higher level than extended would tie the file to this CPU type.
+        options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, level)
     try:
-        return ort.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+        return ort.InferenceSession(content, options, providers=[provider])
     except Exception as error:  # onnxruntime raises a dozen types that share no parent but this
         raise InvalidInput(f"the ONNX model cannot be opened: {error}") from error
 

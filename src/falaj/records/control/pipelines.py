@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 from falaj.records.control.predictions import PipelinePrediction
 from falaj.records.features import RequestFeatures
 from falaj.records.names import Name, ObjectId, Reference, RefersTo
+from falaj.records.optimization import Recipe
 from falaj.records.record import Record
 from falaj.records.registry import AliasName
 from falaj.records.serving.statistics import VersionStats
@@ -76,7 +77,7 @@ class CanaryTraffic(Record):
 class PipelineOptimization(Record):
     """Which variants of a new version are tried before it is served, and what they are judged by."""
 
-    recipes: Annotated[tuple[Literal["onnx", "int8"], ...], Field(min_length=1)] = ("int8",)
+    recipes: Annotated[tuple[Recipe, ...], Field(min_length=1)] = ("int8",)
     target: str
     features: tuple[str, ...] = ()
 

@@ -62,10 +62,10 @@ class Layout:
 
 
 CONVERT = {
-    FileFormat.TORCH_EXPORT: "export the module to ONNX (fj.save_model in its job, or `falaj optimization start`)",
+    FileFormat.TORCH_EXPORT: "export the module to ONNX (fj.save_model in its job, or `falaj models optimize`)",
     FileFormat.SAFETENSORS: "save the whole model as ONNX: fj.save_model in the job that trains it",
     FileFormat.LITERT: "export it as an edge bundle (--to edge), or register the model as ONNX",
-    FileFormat.XGBOOST: "convert it to ONNX with fj.export_onnx, or `falaj optimization start`, and register that",
+    FileFormat.XGBOOST: "convert it to ONNX with fj.export_onnx, or `falaj models optimize`, and register that",
     FileFormat.LIGHTGBM: "convert it to ONNX (onnxmltools.convert_lightgbm), and register that",
     FileFormat.CATBOOST: 'save it as ONNX (model.save_model(path, format="onnx")), and register that',
 }

@@ -108,6 +108,6 @@ def _model_file(version: ModelVersion) -> ModelFile:
             version.reference,
             given=given,
             allowed="one ONNX file",
-            fix=f"optimize or export it first: falaj optimization start {version.reference}, or fj.export_onnx",
+            fix=f"optimize or export it first: falaj models optimize {version.reference}, or fj.export_onnx",
         )
     return models[0]

@@ -57,7 +57,7 @@ def format_fault(version: ModelVersion) -> Fault | None:
     allowed = f"one model file of these formats: {', '.join(EXTRAS)}"
     if version.format not in EXTRAS:
         fix = FIXES.get(version.format) or (
-            f"optimize or export it first: falaj optimization start {version.reference}, or fj.export_onnx"
+            f"optimize or export it first: falaj models optimize {version.reference}, or fj.export_onnx"
         )
         return Fault(where=version.reference, given=str(version.format), allowed=allowed, fix=fix)
     models = [file for file in version.files if file.format is version.format]

@@ -68,6 +68,14 @@ def deploy(
     name: Annotated[
         str | None, typer.Option(metavar="NAME", help="The endpoint. (default: the name of the model)")
     ] = None,
+    variant: Annotated[
+        str | None,
+        typer.Option(
+            metavar="VARIANT",
+            help="A variant of the version that was accepted for this CPU: auto for the fastest, or a recipe such as "
+            "int8. (default: original)",
+        ),
+    ] = None,
     lookup: Annotated[
         list[str] | None,
         typer.Option(
@@ -98,7 +106,8 @@ def deploy(
 ) -> None:
     """Serve all requests of an endpoint with a model version; the endpoint is created on first use."""
     given: dict[str, Any] = {"name": name or model.partition("@")[0].rpartition("/")[2], "model": model}
-    given |= {k: v for k, v in (("scoring", scoring), ("workspace", workspace), ("zone", zone)) if v}
+    typed = (("variant", variant), ("scoring", scoring), ("workspace", workspace), ("zone", zone))
+    given |= {name: value for name, value in typed if value}
     if lookup or feature or missing or impute or max_age or request_feature:
         given["lookup"] = _lookup(lookup or [], feature or [], missing or [], impute or [], max_age or [])
         if request_feature:

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from falaj.apps.cli.commands.models_optimize import optimize
 from falaj.apps.cli.generation import arguments, parsing
 from falaj.apps.cli.generation.operations import show_page
 from falaj.apps.cli.generation.presentation import Presentation
@@ -309,3 +310,6 @@ def _protected(made: Alias, given: Given) -> Message:
     )
     words = f"{made.alias} can only be set to versions that {who} has approved"
     return Message(words, (("next", f"models approve VERSION --alias {made.alias}"),))
+
+
+PRESENTATION.commands |= {"optimize": optimize}

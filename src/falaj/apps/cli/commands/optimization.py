@@ -15,8 +15,9 @@ from falaj.apps.cli.output.tables import show_fields, show_rows
 from falaj.apps.cli.output.values import format_value, printable
 from falaj.apps.cli.session import Session
 from falaj.control.services import all_operations
+from falaj.optimization.budgets import format_budget
 from falaj.records.control.workflows import WorkflowRun
-from falaj.records.optimization import Measurement, Optimization
+from falaj.records.optimization import Optimization, ParetoRow
 from falaj.records.sizes import format_size
 
 PRESENTATION = Presentation(
@@ -28,13 +29,15 @@ PRESENTATION = Presentation(
 HEADINGS = (
     "variant",
     "verdict",
-    "p50 µs",
-    "p99 µs",
-    "rows/s ×32",
-    "rows/s ×256",
+    "on",
+    "front",
+    "µs, 1 row",
+    "rows/s",
+    "batch",
     "size",
-    "loss",
-    "auc",
+    "memory",
+    "quality",
+    "cost/million",
     "version",
 )
 
@@ -62,41 +65,52 @@ def show(
 
 
 def print_table(found: Optimization) -> None:
-    """Print the request, the table, and why each variant was accepted or refused."""
+    """Print the request, the Pareto table, why each variant was accepted or refused, and what to serve."""
     report = found.report
+    fitted = f", and learned from {report.fitted_rows} others" if report.fitted_rows else ""
     show_fields(
         {
             "model": printable(found.model),
-            "metric": f"{report.metric} of {found.target} on {report.rows} rows of {printable(found.data)}",
-            "budget": f"{found.budget.speedup:g} times as fast, at most {found.budget.worse:.1%} worse",
+            "metric": f"{report.metric} of {found.target} on {report.rows} rows of {printable(found.data)}{fitted}",
+            "budget": f"{found.budget.speedup:g} times as fast, {format_budget(found.budget)}",
             "host": printable(report.host),
+            "instructions": " ".join(report.instruction_set) or "-",
+            "gpu": printable(report.gpu) or "-",
             "job": found.job,
             "created": format_value(found.created_at),
         }
     )
     print()
-    rows = [["original", "-", *_cells(report.original), printable(found.model)]]
+    measured = {row.name for row in found.table}
+    rows = [_cells(row, found) for row in found.table]
     rows += [
-        [each.recipe, str(each.verdict), *_cells(each.measured), each.version or "-"]
+        [each.recipe, str(each.verdict), *["-"] * (len(HEADINGS) - 2)]
         for each in report.variants
+        if each.recipe not in measured
     ]
     show_rows(HEADINGS, rows)
     print()
     for each in report.variants:
         print(f"{each.recipe} is {each.verdict}: {printable(each.reason)}")
+    if found.recommendation is not None:
+        print(f"\nrecommended  {printable(found.recommendation.words)}")
 
 
-def _cells(measured: Measurement | None) -> list[str]:
-    if measured is None:
-        return ["-"] * 7
+def _cells(row: ParetoRow, found: Optimization) -> list[str]:
+    cost = row.cost_per_million
     return [
-        f"{measured.latency_p50_us:.1f}",
-        f"{measured.latency_p99_us:.1f}",
-        f"{measured.rows_per_s_32:,.0f}",
-        f"{measured.rows_per_s_256:,.0f}",
-        format_size(measured.size_bytes),
-        "-" if measured.loss is None else f"{measured.loss:.5f}",
-        "-" if measured.auc is None else f"{measured.auc:.5f}",
+        row.name,
+        str(row.verdict or "-"),
+        row.device,
+        "*" if row.on_front else "",
+        f"{row.latency_p50_us:.1f}",
+        f"{row.rows_per_s:,.0f}",
+        str(row.best_batch),
+        format_size(row.size_bytes),
+        "-" if row.memory_bytes is None else format_size(row.memory_bytes),
+        "-" if row.quality is None else f"{row.quality:.5f}",
+        "-" if cost is None else f"{cost:.4g} {found.currency}",
+        row.version or "-",
     ]
 
 

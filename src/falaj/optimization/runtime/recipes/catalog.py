@@ -1,0 +1,55 @@
+"""The recipes by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from falaj.optimization.runtime.recipes import half_precision, litert, quantization
+from falaj.optimization.runtime.recipes.recipe_input import RecipeInput, VariantFile, optimize_graph
+from falaj.records.optimization import Recipe
+
+LEARNING: frozenset[Recipe] = frozenset({"int8-static", "prune-structured", "prune-unstructured", "distill"})
+"""Recipes that learn from rows: a part of the data is set aside for them."""
+
+
+def make_variant(recipe: Recipe, given: RecipeInput) -> VariantFile:
+    """Return the file of the variant. Raise RecipeNotApplicable if it cannot be made."""
+    return RECIPES[recipe](given)
+
+
+def _fuse(given: RecipeInput) -> VariantFile:
+    """Export to ONNX, or fuse the graph of a model that is ONNX already."""
+    if given.original.content is None:
+        return VariantFile(given.onnx)
+    return VariantFile(optimize_graph(given.onnx, level="ORT_ENABLE_EXTENDED"))
+
+
+def _prune_structured(given: RecipeInput) -> VariantFile:
+    from falaj.optimization.runtime.recipes import pruning
+
+    return pruning.prune_structured(given)
+
+
+def _prune_unstructured(given: RecipeInput) -> VariantFile:
+    from falaj.optimization.runtime.recipes import pruning
+
+    return pruning.prune_unstructured(given)
+
+
+def _distill(given: RecipeInput) -> VariantFile:
+    from falaj.optimization.runtime.recipes import distillation
+
+    return distillation.distill(given)
+
+
+RECIPES: dict[Recipe, Callable[[RecipeInput], VariantFile]] = {
+    "onnx": _fuse,
+    "int8": quantization.quantize_dynamically,
+    "int8-static": quantization.quantize_statically,
+    "fp16": half_precision.convert_to_fp16,
+    "bf16": half_precision.convert_to_bf16,
+    "prune-structured": _prune_structured,
+    "prune-unstructured": _prune_unstructured,
+    "distill": _distill,
+    "litert": litert.convert_to_litert,
+}
