@@ -58,7 +58,9 @@ def open_model(file: ServedFile, contents: ModelContents) -> OpenedModel:
             warnings.simplefilter("ignore")
             program = torch.export.load(io.BytesIO(contents.model))
             inputs, outputs = _inputs(file, program), _outputs(file, program)
-            module = move_to_device_pass(program, device).module()
+            if device.type != "cpu":  # a program makes tensors on the device that it was exported on
+                program = move_to_device_pass(program, device)
+            module = program.module()
     except Exception as error:  # torch reads an archive of strangers: it may raise anything
         raise not_opened(file, "a torch export", error) from None
     called: Any = torch.compile(module, dynamic=True) if file.settings.compiled else module

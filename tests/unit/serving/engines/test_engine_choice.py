@@ -1,0 +1,48 @@
+"""What a format needs and is not installed is one sentence, with the extra that has it."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from falaj.errors import InvalidInput, Unavailable
+from falaj.records.registry import FileFormat
+from falaj.records.serving import ServedFile, ServingSettings
+from falaj.serving.runtime import formats
+from falaj.serving.runtime.engines.choice import MODULES, find_opener
+from falaj.serving.runtime.formats import EXTRAS, PACKAGES, require_installed
+
+
+@pytest.mark.parametrize(
+    ("kind", "package", "extra"),
+    [
+        (FileFormat.LIGHTGBM, "lightgbm", "trees"),
+        (FileFormat.XGBOOST, "xgboost", "trees"),
+        (FileFormat.LITERT, "ai_edge_litert", "litert"),
+    ],
+)
+def test_a_missing_framework_names_the_extra(
+    kind: FileFormat, package: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [each for each in sys.modules if each.partition(".")[0] == package]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.delitem(sys.modules, f"falaj.serving.runtime.engines.{MODULES[kind]}", raising=False)
+    monkeypatch.setattr(formats, "find_spec", lambda name: None if name == package else name)
+
+    with pytest.raises(Unavailable, match=rf"m@1 .* no package {package}.*: pip install 'falaj\[{extra}\]'"):
+        find_opener(ServedFile(model="m", version="1", format=kind))
+    with pytest.raises(Unavailable, match=rf"need the package {package}: pip install 'falaj\[{extra}\]'"):
+        require_installed([FileFormat.ONNX, kind])
+
+
+def test_every_served_format_has_an_extra_a_package_and_an_engine() -> None:
+    assert set(EXTRAS) == set(PACKAGES) == {FileFormat.ONNX, *MODULES}
+
+
+def test_openvino_runs_onnx_alone() -> None:
+    settings = ServingSettings(engine="openvino")
+
+    with pytest.raises(InvalidInput, match="OpenVINO runs ONNX models here"):
+        find_opener(ServedFile(model="m", version="1", format=FileFormat.XGBOOST, settings=settings))
