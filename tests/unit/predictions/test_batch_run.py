@@ -184,6 +184,17 @@ def test_a_model_that_mixes_the_rows_of_a_call_gets_each_alone(batch: BatchRunne
     assert batch.predicted()["centred"].to_pylist() == [[0.0, 0.0, 0.0]] * 40
 
 
+def test_rows_with_long_texts_are_read_in_small_parts(batch: BatchRunner) -> None:
+    rows = customers(300).append_column("letter", pa.array([f"{n}" * 200_000 for n in range(300)]))
+
+    batch(batch.write(rows, row_group_size=100))
+
+    made = pq.read_metadata(batch.partial / "data")
+    assert max(made.row_group(n).num_rows for n in range(made.num_row_groups)) <= 300
+    assert made.num_row_groups > 1
+    assert batch.predicted()["letter"].equals(rows["letter"])
+
+
 def test_features_can_be_named_where_the_version_does_not(batch: BatchRunner) -> None:
     source = batch.write(customers(9))
 

@@ -19,6 +19,9 @@ MOST_FAULTS = 10
 READ_BYTES = 1 << 20
 """A column of a row group is read in pieces of this size, so that row groups of any size fit into memory."""
 UNREADABLE = (pa.ArrowException, OSError, ValueError, UnicodeDecodeError)
+TEXT_BYTES = 64
+"""The least that is reckoned for a value of varying size: a dictionary makes it small in a file."""
+ASKED_FILES = 16
 FIX_DRIFT = "write it with the same types as the other files, then run the same command again: it goes on"
 
 
@@ -87,6 +90,33 @@ def require_one_schema(table: InputTable, columns: Sequence[str]) -> None:
             f"the files of the input differ in {len(faults)} columns from the first one",
             faults=faults[:MOST_FAULTS],
         )
+
+
+def row_bytes(table: InputTable, columns: Sequence[str]) -> float:
+    """Return about how many bytes a row of `columns` takes: by their types, or by what the first files say."""
+    fixed = {name: _width_bytes(table.schema.field(name).type) for name in columns}
+    varying = {name for name, size in fixed.items() if size is None}
+    largest = max((_stored_bytes(file, varying) for file in table.files[:ASKED_FILES]), default=0.0)
+    return sum(size or 0.0 for size in fixed.values()) + largest
+
+
+def _width_bytes(kind: Any) -> float | None:
+    try:
+        return float(kind.bit_width) / 8
+    except ValueError:
+        return None
+
+
+def _stored_bytes(file: InputFile, columns: set[str]) -> float:
+    """Return the bytes of a row in these columns in the first row group of a file, before compression."""
+    if not columns or not file.rows:
+        return 0.0
+    group = pq.read_metadata(file.path).row_group(0)
+    chunks = [group.column(number) for number in range(group.num_columns)]
+    size = sum(
+        each.total_uncompressed_size for each in chunks if each.path_in_schema.split(".")[0] in columns
+    )
+    return float(max(TEXT_BYTES * len(columns), size / max(1, group.num_rows)))
 
 
 def read_parts(table: InputTable, columns: Sequence[str], *, start: int, part_rows: int) -> Iterator[Any]:

@@ -26,11 +26,13 @@ from falaj.records.names import repeated_names
 from falaj.records.serving.tensors import DYNAMIC, Datatype, ServedModel, Tensor
 from falaj.serving.runtime.batch_prediction.column_binding import ColumnPlan, UnfitColumnError, plan_columns
 from falaj.serving.runtime.batch_prediction.input_tables import (
+    TEXT_BYTES,
     InputTable,
     open_input,
     plain_type,
     read_parts,
     require_one_schema,
+    row_bytes,
 )
 from falaj.serving.runtime.batch_prediction.partial_output import PartialOutput, open_partial
 from falaj.serving.runtime.engine import LONGEST_S, QUICK_S, ModelEngine
@@ -48,8 +50,6 @@ PART_BYTES = 64 << 20
 """A part is a row group of the output: so many rows, or fewer where they are wide."""
 COMMIT_S = 1.0
 """A killed run repeats about so much work."""
-TEXT_BYTES = 64
-"""A guess, for values of a size that the schema does not tell."""
 COMPRESSION = "snappy"
 
 
@@ -62,7 +62,8 @@ def predict(
     with open_partial(folder, restart=run.restart) as output:
         table = open_input(Path(run.source), folders, version=output.header.get("delta_version"))
         plan = plan_columns(engine.model, run.tensors, table.schema, run.columns)
-        encoder = PartEncoder(engine, plan, _outputs(engine.model, run.columns.outputs), run, table.schema)
+        outputs = _outputs(engine.model, run.columns.outputs)
+        encoder = PartEncoder(engine, plan, outputs, run, table.schema, row_bytes(table, plan.read))
         require_one_schema(table, plan.read)
         if run.to_delta:
             folders.require_storable(encoder.schema)
@@ -205,6 +206,8 @@ class PartEncoder:
     run: PredictionRun
     source: Any
     """The schema of the input."""
+    read_bytes: float
+    """About the bytes of a row that is read."""
 
     def __post_init__(self) -> None:
         names = [*self.plan.kept, *(self._name(tensor) for _, tensor in self.outputs)]
@@ -224,9 +227,8 @@ class PartEncoder:
 
     @property
     def part_rows(self) -> int:
-        width = sum(_width_bytes(self.source.field(name).type) for name in self.plan.read)
-        width += sum(_row_bytes(tensor) for tensor in (*self.engine.model.inputs, *self._tensors()))
-        return max(1, min(PART_ROWS, PART_BYTES // max(1, int(width))))
+        tensors = sum(_row_bytes(tensor) for tensor in (*self.engine.model.inputs, *self._tensors()))
+        return max(1, min(PART_ROWS, PART_BYTES // max(1, int(self.read_bytes + tensors))))
 
     def encode(self, part: Any) -> EncodedPart:
         """Return the predictions of `part`, a table in one piece, with the columns that are kept."""
@@ -354,10 +356,3 @@ def _repeats(kind: Any) -> bool:
 def _row_bytes(tensor: Tensor) -> int:
     size = TEXT_BYTES if tensor.datatype is Datatype.BYTES else NUMPY[tensor.datatype].itemsize
     return size * prod(each if each > 0 else 1 for each in tensor.shape[1:])
-
-
-def _width_bytes(kind: Any) -> float:
-    try:
-        return float(kind.bit_width) / 8
-    except ValueError:
-        return TEXT_BYTES
