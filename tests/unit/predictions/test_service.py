@@ -83,14 +83,14 @@ def test_predicting_needs_the_right_to_read_the_model_and_the_rows(platform: Own
 def test_what_cannot_be_predicted_is_refused_before_a_job_starts(platform: OwnPlatform) -> None:
     register(platform)
     platform.put("rows", parquet(customers(5)))
-    tree = platform.blobs.upload(iter([b'{"learner": {"gradient_booster": {}}, "version": [2, 0, 0]}']))
-    platform.models.register("tree", files=(tree.id,), paths=("model.json",))
+    tree = platform.blobs.upload(iter([b"CBM1\x08\0\0\0" + b"x" * 8]))
+    platform.models.register("tree", files=(tree.id,), paths=("model.cbm",))
 
     with pytest.raises(AlreadyExists, match="'rows'"):
         platform.predictions.start("churn@1", data="blob:rows", name="rows")
     with pytest.raises(InvalidInput, match="a view, a training set or a Parquet blob"):
         platform.predictions.start("churn@1", data="model:churn", name="scores")
-    with pytest.raises(InvalidInput, match="one ONNX file"):
+    with pytest.raises(InvalidInput, match="one file of these formats"):
         platform.predictions.start("tree@1", data="blob:rows", name="scores")
 
 

@@ -18,6 +18,7 @@ from typing import Any
 from falaj.errors import FalajError, Internal, InvalidInput
 from falaj.records.control.predictions import PredictionProgress, PredictionRun, PredictionSummary
 from falaj.records.no_telemetry import NO_TELEMETRY
+from falaj.records.registry import FileFormat
 
 DATA, MODEL, TABLE, TABLE_FILE = "data", "model", "table", "part-00000.parquet"
 """Names in the folder of a run: the rows, the file of the model, and the Delta table with its only file."""
@@ -85,11 +86,23 @@ def _predict(
     from falaj.records.serving.endpoints import ServedFile
     from falaj.records.serving.settings import ServingSettings
     from falaj.serving.runtime.batch_prediction.run import RUN_ROWS, predict
-    from falaj.serving.runtime.loading import load
+    from falaj.serving.runtime.formats import declared_tensors
+    from falaj.serving.runtime.loading import load_here
 
     name, _, number = run.model.rpartition("@")
     settings = ServingSettings(max_batch_rows=RUN_ROWS, instances=run.threads)
-    engine = load(ServedFile(model=name, version=number, path=model, sha256=run.sha256, settings=settings))
+    is_native = run.format is not FileFormat.ONNX
+    file = ServedFile(
+        model=name,
+        version=number,
+        path=model,
+        sha256=run.sha256,
+        format=run.format,
+        inputs=declared_tensors(run.tensors) if is_native else (),
+        outputs=declared_tensors(run.outputs) if is_native else (),
+        settings=settings,
+    )
+    engine = load_here(file)
     try:
         return predict(run, engine, folder=folder, folders=DeltaFolders(), report=report)
     finally:

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from falaj.records.names import Name, ObjectId
 from falaj.records.record import Record
-from falaj.records.registry import FeatureName, FilePath, TensorSpec
+from falaj.records.registry import FeatureName, FileFormat, FilePath, TensorSpec
 
 EVERYTHING = "*"
 """In `keep`: all columns of the input."""
@@ -42,7 +42,9 @@ class PredictionRun(Record):
     model: str
     file: FilePath
     sha256: str
+    format: FileFormat = FileFormat.ONNX
     tensors: Annotated[tuple[TensorSpec, ...], Field(max_length=1000)] = ()
+    outputs: Annotated[tuple[TensorSpec, ...], Field(max_length=1000)] = ()
     columns: PredictionColumns = PredictionColumns()
     source: str = ""
     to_delta: bool = False

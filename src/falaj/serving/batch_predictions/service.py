@@ -22,6 +22,13 @@ from falaj.records.names import ROOT, AnyRef, Name
 from falaj.records.registry import FileFormat, ModelFile, ModelVersion, ModelVersionRef
 
 WORKFLOW = "predictions.start"
+FORMATS = frozenset(
+    {
+        *(FileFormat.ONNX, FileFormat.TORCH_EXPORT, FileFormat.LITERT),
+        *(FileFormat.XGBOOST, FileFormat.LIGHTGBM),
+    }
+)
+"""What the process of a batch prediction opens; Python source runs in endpoints and jobs of its own."""
 READ_BY = {"dataset": "features.load", "view": "features.scan", "blob": "blobs.read"}
 """The kinds of rows, and the action that the caller must be allowed to perform on each."""
 
@@ -95,19 +102,21 @@ def prediction_run(version: ModelVersion, columns: PredictionColumns) -> Predict
         model=version.reference,
         file=file.path,
         sha256=file.sha256,
+        format=version.format,
         tensors=version.inputs,
+        outputs=version.outputs,
         columns=columns,
     )
 
 
 def _model_file(version: ModelVersion) -> ModelFile:
-    models = [file for file in version.files if file.format.is_model]
-    if version.format is not FileFormat.ONNX or len(models) != 1:
-        given = f"{len(models)} files" if version.format is FileFormat.ONNX else str(version.format)
+    models = [file for file in version.files if file.format is version.format]
+    if version.format not in FORMATS or len(models) != 1:
+        given = f"{len(models)} files" if version.format in FORMATS else str(version.format)
         raise InvalidInput.at(
             version.reference,
             given=given,
-            allowed="one ONNX file",
+            allowed=f"one file of these formats: {', '.join(sorted(FORMATS))}",
             fix=f"optimize or export it first: falaj models optimize {version.reference}, or fj.export_onnx",
         )
     return models[0]

@@ -10,7 +10,7 @@ from falaj.records.config import ModelIsolation
 from falaj.records.registry import FileFormat
 from falaj.records.serving.endpoints import ServedFile
 from falaj.serving.runtime.engine import MODEL_MEMORY_BYTES, ModelEngine
-from falaj.serving.runtime.engines.opened import ModelContents
+from falaj.serving.runtime.engines.opened import ModelContents, probed
 from falaj.serving.runtime.worker import WorkerEngine, WorkerStarter
 
 _log = logging.getLogger(__name__)
@@ -19,6 +19,16 @@ _log = logging.getLogger(__name__)
 def load(file: ServedFile) -> ModelEngine:
     """Read, verify, open and probe a model file. Slow: call it in a thread."""
     return open_model(file, _verified_bytes(file))
+
+
+def load_here(file: ServedFile) -> ModelEngine:
+    """Read, verify, open and probe a model file in this process, which holds nothing that its bytes could harm."""
+    content = _verified_bytes(file)
+    if file.format is FileFormat.ONNX:
+        return open_model(file, content)
+    from falaj.serving.runtime.engines.choice import find_opener
+
+    return probed(file, find_opener(file)(file, ModelContents(content)))
 
 
 def open_model(
