@@ -134,17 +134,21 @@ def build_services(context: ServiceContext) -> tuple[Services, Callable[[], None
             training_set=partial(training_sets.stream, features.backends),
             sealed=SealedValues(context.keyring, "monitoring"),
         ),
-        optimization=Optimizations(
-            gate,
-            context.intents,
-            version=models.open_version,
-            columns=dataset_columns,
-            prices=context.config.prices,
-        ),
+        optimization=_optimizations(context, models),
         predictions=Predictions(gate, context.intents, version=models.open_version),
         pipelines=Pipelines(gate, BlobContents(gate.database, stores), context.intents),
     )
     return services, held.close
+
+
+def _optimizations(context: ServiceContext, models: Models) -> Optimizations:
+    return Optimizations(
+        context.gate,
+        context.intents,
+        version=models.open_version,
+        columns=dataset_columns,
+        prices=context.config.prices,
+    )
 
 
 def dataset_columns(tx: Transaction, found: StoredObject) -> DatasetColumns:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterable
@@ -26,12 +27,20 @@ NAME_RULE = "1 to 128 of a-z, 0-9, '-', '_' and '.', starting and ending with a 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 _PAIRS = [first + second for first in _ALPHABET for second in _ALPHABET]
 _SHIFTS = range(120, -1, -10)
+_last_id, _last_id_lock = [0], threading.Lock()
 _WORD = r"[a-z0-9](?:[a-z0-9._-]{0,126}[a-z0-9])?"
 
 
 def new_id(prefix: str) -> ObjectId:
-    """`prefix_` and 26 characters that sort by time: 48 bits of milliseconds, 80 random bits."""
+    """`prefix_` and 26 characters that sort by time: 48 bits of milliseconds, 80 random bits.
+
+    Ids that one process makes in the same millisecond are in order, too: each is a random number above the one before.
+    """
     value = (int(time.time() * 1000) << 80) | int.from_bytes(os.urandom(10))
+    with _last_id_lock:
+        if 0 <= _last_id[0] - value < 2 << 80:
+            value = _last_id[0] + 1 + int.from_bytes(os.urandom(8))
+        _last_id[0] = value
     return ObjectId(f"{prefix}_" + "".join([_PAIRS[(value >> shift) & 1023] for shift in _SHIFTS]))
 
 

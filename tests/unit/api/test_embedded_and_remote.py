@@ -255,6 +255,7 @@ CALLS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "an endpoint for a stranger": ("sam", lambda p: p.endpoints.show("churn")),
     "a monitor of nothing": ("admin", lambda p: p.monitoring.watch("nothing", reference="nothing")),
     "an optimization on nothing": ("admin", lambda p: p.optimization.start("churn@1", data="x", target="y")),
+    "a prediction of nothing": ("admin", lambda p: p.predictions.start("churn@1", data="blob:x", name="y")),
     "a pipeline without its views": ("admin", lambda p: p.pipelines.apply(PIPELINE)),
     "pipelines": ("admin", lambda p: p.pipelines.list()),
     "an upload": ("dana", lambda p: p.blobs.upload(iter([b"a", b"bc"]), workspace="risk", classes=("pii",))),

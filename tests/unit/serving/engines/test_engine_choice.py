@@ -8,7 +8,8 @@ import pytest
 
 from falaj.errors import InvalidInput, Unavailable
 from falaj.records.registry import FileFormat
-from falaj.records.serving import ServedFile, ServingSettings
+from falaj.records.serving.endpoints import ServedFile
+from falaj.records.serving.settings import ServingSettings
 from falaj.serving.runtime import formats
 from falaj.serving.runtime.engines.choice import MODULES, find_opener
 from falaj.serving.runtime.formats import EXTRAS, PACKAGES, require_installed
