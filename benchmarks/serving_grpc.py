@@ -27,6 +27,8 @@ from falaj.apps.supervisor import status
 from harness import Result, Rule, cpu_seconds, environment, free_port, peer_venv, report, say, stop
 from serving_rest import MLSERVER, OWN_SESSION, PARTS, WIDTHS, falaj_serving, save_model_a, serving_mlserver
 
+TRITON = 5.1
+"""Requests a second of Triton 2.51 by gRPC against `grpc.aio`, measured in one run on two cores."""
 QUICK = False
 ROUNDS = 3
 SECONDS = 2
@@ -67,6 +69,13 @@ def results(many: dict[str, dict[str, float]], one: dict[str, dict[str, float]])
         found += [
             Result(f"requests/s at c=64, MLServer{how}", ours["rate"], many["mlserver"]["rate"], 5, at_least),
             Result(f"requests/s at c=64, grpc.aio{how}", ours["rate"], many["aio"]["rate"], 2, at_least),
+            Result(
+                f"requests/s at c=64, Triton as a multiple of grpc.aio{how}",
+                ours["rate"],
+                TRITON * many["aio"]["rate"],
+                1,
+                at_least,
+            ),
             Result(f"requests/s at c=1, grpc.aio{how}", one[name]["rate"], one["aio"]["rate"], 1, at_least),
             Result(
                 f"server CPU µs a request at c=64, grpc.aio{how}", ours["cpu_us"], many["aio"]["cpu_us"], 0.5

@@ -54,6 +54,9 @@ ROUNDS = 5
 SECONDS = 1.5
 WARM_UP_S = 0.5
 PARTS = HERE / "peers"
+TRITON = 4.4
+"""Requests a second of Triton 2.51 with its ONNX Runtime back end against FastAPI, measured in one run on two cores.
+What pip installs of Triton lacks that back end, so FastAPI is the yardstick."""
 WIDTHS = (32, 64, 32, 1)
 SLOW_WIDTHS = (32, 2048, 2048, 2048, 1)
 """Model B: about 2 ms a row."""
@@ -70,7 +73,11 @@ BENTOML = ["bentoml>=1.4,<1.5", "onnxruntime>=1.20", "numpy"]
 def main() -> None:
     unique = int(sys.argv[sys.argv.index("--unique") + 1]) if "--unique" in sys.argv else 0
     with tempfile.TemporaryDirectory() as folder:
-        results = [*model_a(Path(folder)), *model_b(Path(folder) / "b")]
+        results = [
+            *model_a(Path(folder)),
+            two_processes(Path(folder) / "processes"),
+            *model_b(Path(folder) / "b"),
+        ]
         if unique:
             results.append(unique_inputs(Path(folder) / "unique", unique))
     report("serving_rest", results)
@@ -91,20 +98,40 @@ def model_a(folder: Path) -> list[Result]:
         slow = alternate(64, logged, mlserver, bentoml, rounds=3)
         tensors = alternate(64, logged, logged, rounds=3, kinds=("binary", "json"))
     plain, kept, peer = (measured(rounds) for rounds in many)
-    others = [measured(rounds) for rounds in slow]
+    others, (binary, text) = [measured(rounds) for rounds in slow], [measured(rounds) for rounds in tensors]
     return [
         *ratio("requests/s at c=64", "rate", kept, peer, 7),
         *ratio("requests/s at c=64, not logged", "rate", plain, peer, 7),
+        Result(
+            "requests/s at c=64, Triton as a multiple of FastAPI",
+            kept["rate"],
+            TRITON * peer["rate"],
+            1,
+            Rule.RATIO_AT_LEAST,
+        ),
         *ratio("requests/s at c=16", "rate", *map(measured, some), 4),
         *ratio("requests/s at c=1", "rate", *map(measured, one), 1),
         *ratio("requests/s at c=64, MLServer", "rate", others[0], others[1], 10),
         *ratio("requests/s at c=64, BentoML", "rate", others[0], others[2], 10),
-        *ratio("requests/s at c=64, binary tensors against JSON", "rate", *map(measured, tensors), 1),
+        *ratio("requests/s at c=64, binary tensors against JSON", "rate", binary, text, 1),
+        Result("server CPU µs a request, binary tensors against JSON", binary["cpu_us"], text["cpu_us"], 1),
         Result("p99 ms at c=64", kept["p99_ms"], peer["p99_ms"], 1),
         Result("server CPU µs a request at c=64", kept["cpu_us"], peer["cpu_us"], 1 / 7),
         Result("server CPU µs a request at c=64, not logged", plain["cpu_us"], peer["cpu_us"], 1 / 7),
         Result("sketching, µs a row, against a logged request", sketching_us(), kept["cpu_us"], 0.1),
     ]
+
+
+def two_processes(folder: Path) -> Result:
+    """Return requests per second of two processes on one port, against one; the client has the same two cores."""
+    folder.mkdir()
+    model = save_mlp(folder / "a.onnx", WIDTHS)
+    with (
+        falaj_serving(folder / "one", model) as one,
+        falaj_serving(folder / "two", model, processes=2) as two,
+    ):
+        found = [measured(rounds) for rounds in alternate(64, two, one, rounds=3)]
+    return ratio("requests/s at c=64, two processes against one", "rate", *found, 1.2)[0]
 
 
 def model_b(folder: Path) -> list[Result]:
@@ -179,11 +206,17 @@ def ratio(
 
 
 @contextmanager
-def falaj_serving(folder: Path, model: Path, *, predictions: str = "log") -> Iterator[Server]:
-    """Yield port, process id and token of a model server under `falaj up`, once the endpoint `a` is ready."""
+def falaj_serving(
+    folder: Path, model: Path, *, predictions: str = "log", processes: int = 1
+) -> Iterator[Server]:
+    """Yield port, process id and token of a model server under `falaj up`, once the endpoint `a` is ready.
+
+    The process is that of the server, or their parent if there are several.
+    """
     home = folder / "home"
     home.mkdir(mode=0o700, parents=True)
-    (home / "falaj.toml").write_text(f'[serving]\npredictions = "{predictions}"\n')
+    replicas = f"[serving.replicas]\nmin = {processes}\nmax = {processes}\n"
+    (home / "falaj.toml").write_text(f'[serving]\npredictions = "{predictions}"\n{replicas}')
     places = {"FALAJ_HOME": str(home), "FALAJ_CONFIG_DIR": str(folder / "config")}
     os.environ |= places
     program = Path(sys.executable).with_name("falaj")
@@ -195,8 +228,8 @@ def falaj_serving(folder: Path, model: Path, *, predictions: str = "log") -> Ite
         port = int(models.rpartition(":")[2])
         headers = {"Authorization": f"Bearer {token}"}
         until(lambda: get(f"{models}/v2/models/a/ready", headers=headers) == 200)
-        (server,) = [each for each in process_tree(pid) if b"falaj.apps.model_server\0" in command_of(each)]
-        yield port, server, token
+        servers = until(lambda: found if len(found := model_servers(pid)) == processes else None)
+        yield port, servers[0] if processes == 1 else pid, token
 
 
 def deploy(platform: Platform, model: Path) -> str:
@@ -205,6 +238,10 @@ def deploy(platform: Platform, model: Path) -> str:
     version = platform.models.register("a", files=(blob.id,), paths=("model.onnx",))
     platform.endpoints.deploy("a", model=version.reference)
     return platform.tokens.issue(purpose="benchmark").secret
+
+
+def model_servers(pid: int) -> list[int]:
+    return [each for each in process_tree(pid) if b"falaj.apps.model_server\0" in command_of(each)]
 
 
 def command_of(pid: int) -> bytes:
