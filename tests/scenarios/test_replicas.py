@@ -192,7 +192,8 @@ def test_replicas_are_replaced_and_changed_under_load_and_no_request_fails(tmp_p
         )  # kill -9 loses what was counted since the replica last wrote, every second
         eventually(lambda: counted(running)[0] >= answered - uncounted)
         assert counted(running)[1] >= {"1", "2"}
-        assert len(running.platform.endpoints.load().replicas) == 2
+        # one that was killed counts as running until what it wrote last is old
+        eventually(lambda: len(running.platform.endpoints.load().replicas) == 2)
 
 
 def are_measured(found: ServerReplicas) -> bool:

@@ -213,7 +213,7 @@ def test_no_operation_changes_a_version(platform: OwnPlatform, models: Models, r
     assert platform.rows(versions)[:1] == before
     assert models.version("churn@1") == first
     verbs = {verb for verb, op in operations_of(Models).items() if not op.mode.reads}
-    assert verbs == {"register", "promote", "approve", "protect", "rollback"}
+    assert verbs == {"register", "promote", "approve", "protect", "rollback", "export"}
 
 
 @pytest.mark.slow
