@@ -253,9 +253,9 @@ def show_pareto(found: Optimization) -> None:
     rows = [
         [
             row.name,
-            row.version or "-",
             f"{row.latency_p50_us:.1f}",
-            f"{row.rows_per_s:,.0f} ×{row.best_batch}",
+            f"{row.rows_per_s / 1000:,.0f}k",
+            str(row.best_batch),
             format_size(row.size_bytes),
             "-" if row.quality is None else f"{row.quality:.4f}",
             "-" if row.cost_per_million is None else f"{row.cost_per_million:.2g} {found.currency}",
@@ -263,7 +263,7 @@ def show_pareto(found: Optimization) -> None:
         ]
         for row in found.table
     ]
-    heads = ["variant", "version", "µs, 1 row", "rows/s ×batch", "size", "AUC", "cost/million", "front"]
+    heads = ["variant", "µs/row", "rows/s", "batch", "size", "AUC", "cost/M rows", "front"]
     table(f"    {found.model}, Pareto table", heads, rows)
     for variant in found.report.variants:
         say(f"{found.model} {variant.recipe}: {variant.verdict}. {variant.reason}")
