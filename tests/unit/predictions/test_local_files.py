@@ -135,7 +135,7 @@ def test_a_second_run_to_the_same_output_is_refused(tmp_path: Path) -> None:
 
 def test_a_process_that_dies_is_told_and_the_next_run_goes_on(tmp_path: Path) -> None:
     source = tmp_path / "in.parquet"
-    pq.write_table(customers(600_000), source)
+    pq.write_table(customers(3_000_000), source)
 
     def kill_child(far: PredictionProgress) -> None:
         if far.rows:
@@ -146,7 +146,7 @@ def test_a_process_that_dies_is_told_and_the_next_run_goes_on(tmp_path: Path) ->
         predict_local(source, tmp_path / "out.parquet", report=kill_child)
     predict_local(source, tmp_path / "out.parquet")
 
-    assert np.array_equal(pq.read_table(tmp_path / "out.parquet")["id"].to_numpy(), np.arange(600_000))
+    assert np.array_equal(pq.read_table(tmp_path / "out.parquet")["id"].to_numpy(), np.arange(3_000_000))
 
 
 def children(parent: int) -> list[int]:

@@ -20,7 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy.typing as npt
@@ -112,6 +112,14 @@ def needs_of(file: ServedFile) -> WorkerNeeds:
     )
 
 
+class StartedWorker(NamedTuple):
+    """A process that is ready for a model, the connection to it, and its folder, which ends with it."""
+
+    process: subprocess.Popen[bytes]
+    control: socket.socket
+    folder: Path
+
+
 class WorkerStarter:
     """Starts worker processes in the strongest sandbox in which one gets ready: `sandboxes`, in their order.
 
@@ -133,11 +141,11 @@ class WorkerStarter:
         # A sandboxed process ends with the thread that started it, so one thread starts them all.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="workers")
 
-    def start(self, memory_bytes: int, needs: WorkerNeeds) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    def start(self, memory_bytes: int, needs: WorkerNeeds) -> StartedWorker:
         """Return a process that is ready for a model, and the connection to it."""
         return self._thread.submit(self._start, memory_bytes, needs).result()
 
-    def _start(self, memory_bytes: int, needs: WorkerNeeds) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    def _start(self, memory_bytes: int, needs: WorkerNeeds) -> StartedWorker:
         self._found = self._found or list(self._sandboxes())
         faults = []
         for sandbox in list(self._found):
@@ -154,9 +162,7 @@ class WorkerStarter:
             raise IsolationRefused(NOT_APART, faults=faults)
         raise Unavailable("no worker process can be started", faults=faults)
 
-    def _start_in(
-        self, sandbox: Sandbox, memory_bytes: int, needs: WorkerNeeds
-    ) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    def _start_in(self, sandbox: Sandbox, memory_bytes: int, needs: WorkerNeeds) -> StartedWorker:
         ours, theirs = socket.socketpair()
         folder = Path(tempfile.mkdtemp(prefix="falaj-model-"))
         code = UserCode(
@@ -181,10 +187,9 @@ class WorkerStarter:
             ours.close()
             if process is not None:
                 _kill(process)
+            shutil.rmtree(folder, ignore_errors=True)
             raise
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)  # it writes nothing, but a sandbox has a directory
-        return process, ours
+        return StartedWorker(process, ours, folder)
 
 
 def _visible_gpus(needs: WorkerNeeds) -> dict[str, str]:
@@ -312,7 +317,7 @@ class _Worker:
         memory_bytes: int,
         threads: int,
     ) -> None:
-        self.process, control = starter.start(memory_bytes, needs_of(file))
+        self.process, control, folder = starter.start(memory_bytes, needs_of(file))
         self.started_at = time.monotonic()
         pairs = [socket.socketpair() for _ in range(min(threads, MAX_CONNECTIONS))]
         ours, theirs = [control, *(pair[0] for pair in pairs)], [pair[1] for pair in pairs]
@@ -324,7 +329,7 @@ class _Worker:
             for connection in theirs:
                 connection.close()
         self._free: queue.SimpleQueue[socket.socket] = queue.SimpleQueue()
-        self.end = weakref.finalize(self, _end, self.process, ours, self._free)
+        self.end = weakref.finalize(self, _end, self.process, ours, self._free, folder)
         for connection in ours[1:]:
             self._free.put(connection)
         loaded = self._load(ours[0], file, contents)
@@ -388,6 +393,7 @@ def _end(
     process: subprocess.Popen[bytes],
     connections: Sequence[socket.socket],
     free: queue.SimpleQueue[socket.socket],
+    folder: Path,
 ) -> None:
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
@@ -399,6 +405,7 @@ def _end(
         connection.close()
         free.put(connection)  # whoever waits for one must not wait for ever
     process.wait()
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

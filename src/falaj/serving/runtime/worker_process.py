@@ -122,7 +122,7 @@ def _private_bytes() -> int:
 if __name__ == "__main__":
     control = socket.socket(fileno=os.dup(1))
     os.dup2(2, 1)  # nothing but messages goes to the server
-    os.chdir("/")  # the folder that it was started in is removed, and libraries look for it
+    os.chdir("/")  # the folder that it was started in is not for models
     control.sendall(b"\0")  # ready
     received = socket.recv_fds(control, 1, MAX_CONNECTIONS)
     main(int(sys.argv[1]), control, [socket.socket(fileno=descriptor) for descriptor in received[1]])
