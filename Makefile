@@ -6,6 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.installed
 ARGS ?=
+KEEP ?=
 NAME ?=
 WORKERS ?= 4
 SLOW_WORKERS ?= 3
@@ -20,8 +21,8 @@ help:  ## list the targets
 
 setup: $(READY)  ## create .venv and install into it; nothing to do if it is up to date
 
-demo: $(READY)  ## run the demonstration
-	@$(BIN)/python examples/demo.py $(ARGS)
+demo: $(READY)  ## run the demonstration; KEEP=1 leaves its console open
+	@$(BIN)/python examples/demo.py $(if $(KEEP),--keep) $(ARGS)
 
 test: $(READY)  ## run the tests except the slow ones; ARGS="-k gate" is handed to pytest, WORKERS=0 runs them one by one
 	@$(PYTEST) --numprocesses $(WORKERS) -m "not slow" $(ARGS) $(NONE_FOUND_IS_FINE)

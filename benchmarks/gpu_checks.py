@@ -7,6 +7,7 @@ exits with 1 if one failed. A transcript is in results/gpu_checks.txt.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
 import math
 import os
@@ -349,6 +350,51 @@ def a_loss_that_is_not_finite() -> str:
             else:
                 return outcome(False, "went on")
     return outcome(len(output) == 2, " / ".join(output))
+
+
+@check
+def a_batch_prediction_on_the_gpu() -> str:
+    """Rows of a Parquet file through a torch export on the GPU, in the process without keys; needs pyarrow."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from falaj.assembly.prediction.local_files import predict_files
+    from falaj.records.control.predictions import PredictionRun
+    from falaj.records.registry import FileFormat, TensorSpec
+
+    count, names = 200_000, tuple(f"f{number}" for number in range(20))
+    model = nn.Sequential(
+        nn.Linear(20, 2048), nn.ReLU(), nn.Linear(2048, 2048), nn.ReLU(), nn.Linear(2048, 1)
+    )
+    rows, content = torch.randn(count, 20), io.BytesIO()
+    dynamic = {"input": {0: torch.export.Dim("n", min=1, max=1 << 20)}}
+    torch.export.save(torch.export.export(model.eval(), (rows[:64],), dynamic_shapes=dynamic), content)
+    expected, rates = model(rows[:10_000]).detach(), {}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        table = pa.table({each: rows[:, place].numpy() for place, each in enumerate(names)})
+        pq.write_table(table, folder / "in.parquet", row_group_size=1 << 17)
+        for device in ("gpu" if DEVICE == "cuda" else "auto", "cpu"):
+            run = PredictionRun(
+                model="check@1",
+                file="model.pt2",
+                sha256=hashlib.sha256(content.getvalue()).hexdigest(),
+                format=FileFormat.TORCH_EXPORT,
+                tensors=(TensorSpec(name="input", dtype="float32", shape=(-1, 20), features=names),),
+                outputs=(TensorSpec(name="score", dtype="float32", shape=(-1, 1)),),
+                source=str(folder / "in.parquet"),
+                device=device,
+            )
+            done = predict_files(
+                run, [content.getvalue()], folder / "out.parquet", overwrite=True, report=lambda _: None
+            )
+            found = torch.tensor(pq.read_table(folder / "out.parquet")[done.columns[-1]].to_numpy())
+            worst = float((found[:10_000] - expected[:, 0]).abs().max())
+            if len(found) != count or worst > 1e-2:
+                return outcome(False, f"{device}: {len(found):,} rows, differ by {worst:.1e}")
+            rates[device] = f"{device} {count / done.seconds:,.0f} rows/s, differs by {worst:.0e}"
+    return outcome(True, f"{count:,} rows: " + ", ".join(rates.values()))
 
 
 @check

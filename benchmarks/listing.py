@@ -103,7 +103,7 @@ def by_python(address: str, token: str, kind: str) -> int:
         after: str | None = ""
         while after is not None:
             if kind == "runs":
-                page: Any = platform.runs.list("listed", after=after, limit=PAGE)
+                page: Any = platform.runs.list(experiments=("listed",), after=after, limit=PAGE)
             else:
                 page = platform.models.list(after=after, limit=PAGE)
             seen |= {each.id for each in page.items}
@@ -113,7 +113,7 @@ def by_python(address: str, token: str, kind: str) -> int:
 
 def by_rest(address: str, token: str, kind: str) -> int:
     seen: set[str] = set()
-    given = {"experiment": "listed"} if kind == "runs" else {}
+    given: dict[str, Any] = {"experiments": ["listed"]} if kind == "runs" else {}
     with httpx.Client(
         base_url=address, headers={"Authorization": f"Bearer {token}"}, trust_env=False
     ) as client:

@@ -26,6 +26,7 @@ from harness import Result, Rule, report, say
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples" / "optimization"))
 import networks
 
+from falaj.assembly.distillation.__main__ import STUDENT, train_student
 from falaj.optimization.budgets import parse_budget
 from falaj.optimization.runtime import job, latency, quality
 from falaj.optimization.runtime.candidates import Candidate
@@ -119,6 +120,11 @@ def run_model(model: BenchmarkedModel, folder: Path, repetitions: int, totals: d
     settings = OptimizationSettings(
         target="target", features=("row",), recipes=RECIPES, budget=parse_budget(model.budget), training_s=45
     )
+    student = train_student(settings, inputs=inputs, outputs=folder / "student", log=_quiet)
+    if student.refused:
+        settings = settings.model_copy(update={"no_student": student.refused[:1000]})
+    else:
+        (folder / "student" / STUDENT).rename(inputs / STUDENT)
     prepared = job.prepare(settings, inputs=inputs, outputs=outputs, log=_quiet)
     prepared = replace(prepared, made=(*prepared.made, *impostors(prepared)))
     tally = Tally()

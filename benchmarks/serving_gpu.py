@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 TOKEN = "0123456789abcdef0123456789abcdef"
-CONNECTIONS = 6
+CONNECTIONS = 16
 GB = 2**30
 
 
@@ -392,7 +392,7 @@ def through_endpoint(
 ) -> dict[str, float]:
     """Return the rows a second at `batch`, and the latency of single rows from one connection."""
     cores = os.cpu_count() or 1
-    runs = {"instances": 4} if device == "cuda" else {"instances": 1, "threads": min(cores, 64)}
+    runs = {"instances": 8} if device == "cuda" else {"instances": 1, "threads": min(cores, 64)}
     with served(content, device, max_batch_rows=batch, compiled=compiled or None, **runs) as port:
         full = asked(port, network, rows=batch, connections=CONNECTIONS, seconds=seconds)
         alone = asked(port, network, rows=1, connections=1, seconds=seconds)

@@ -79,7 +79,6 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         results = [
             *model_a(Path(folder)),
-            two_processes(Path(folder) / "processes"),
             *model_b(Path(folder) / "b"),
         ]
         if unique:
@@ -128,18 +127,6 @@ def model_a(folder: Path) -> list[Result]:
         Result("server CPU µs a request at c=64, not logged", plain["cpu_us"], peer["cpu_us"], 1 / 7),
         Result("sketching, µs a row, against a logged request", sketching_us(), kept["cpu_us"], 0.1),
     ]
-
-
-def two_processes(folder: Path) -> Result:
-    """Return requests per second of two processes on one port, against one; the client has the same two cores."""
-    folder.mkdir()
-    model = save_mlp(folder / "a.onnx", WIDTHS)
-    with (
-        falaj_serving(folder / "one", model) as one,
-        falaj_serving(folder / "two", model, processes=2) as two,
-    ):
-        found = [measured(rounds) for rounds in alternate(64, two, one, rounds=3)]
-    return ratio("requests/s at c=64, two processes against one", "rate", *found, 1.2)[0]
 
 
 def model_b(folder: Path) -> list[Result]:
@@ -383,7 +370,7 @@ def load(
     return found
 
 
-def wrk(port: int, _pid: int, token: str) -> float:
+def wrk(port: int, _pid: int, token: str, *, threads: int = 1) -> float:
     """Return requests a second as wrk counts them, whose client costs less than ours."""
     body = infer_request("", token, width=WIDTHS[0], seed=0).partition(b"\r\n\r\n")[2].decode()
     lines = [f"wrk.method, wrk.body = 'POST', {json.dumps(body)}"]
@@ -392,7 +379,7 @@ def wrk(port: int, _pid: int, token: str) -> float:
         script.write("\n".join(lines))
         script.flush()
         url = f"http://127.0.0.1:{port}/v2/models/a/infer"
-        command = ["wrk", "-t1", "-c64", f"-d{SECONDS + WARM_UP_S:g}", "-s", script.name, url]
+        command = ["wrk", f"-t{threads}", "-c64", f"-d{SECONDS + WARM_UP_S:g}", "-s", script.name, url]
         answer = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     if "Non-2xx" in answer:
         raise RuntimeError(f"wrk was not answered with 200: {answer}")

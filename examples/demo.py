@@ -23,6 +23,7 @@ NEEDS = (
     "onnx",
     "onnxmltools",
     "onnxruntime",
+    "optuna",
     "pandas",
     "sklearn",
     "skl2onnx",
@@ -37,7 +38,7 @@ sys.path[:0] = [str(FOLDER), str(FOLDER / "flights")]
 
 import definitions  # noqa: E402
 import evidence  # noqa: E402
-from running import running  # noqa: E402
+from running import keep_open, running  # noqa: E402
 from stage import bars, closing_table, figure, refused, say, step, table, timed  # noqa: E402
 from traffic import Flight, Traffic  # noqa: E402
 
@@ -75,18 +76,24 @@ class DemoState:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--every", type=int, default=1, help="only each n-th flight, for a quick look")
-    every = parser.parse_args().every
-    began = time.perf_counter()
+    parser.add_argument(
+        "--keep", action="store_true", help="leave the platform and its console running at the end"
+    )
+    given = parser.parse_args()
+    every, began = given.every, time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="falaj-demo-") as folder, running(Path(folder)) as url:
         run_steps(DemoState(fj.connect(url), url, every, canary_for(every)))
-    figure("the whole demonstration", f"{time.perf_counter() - began:.0f} s")
-    closing_table()
+        figure("the whole demonstration", f"{time.perf_counter() - began:.0f} s")
+        closing_table()
+        if given.keep:
+            keep_open(Path(folder), url)
 
 
 def run_steps(demo: DemoState) -> None:
     with demo.platform:
         ingest(demo)
         train(demo)
+        tune(demo)
         approve(demo)
         optimize(demo)
         deploy(demo)
@@ -204,6 +211,42 @@ def follow(platform: fj.Platform, job: Job, bar: Progress) -> Job:
     if now.state != "done":
         raise SystemExit(f"the job {now.name} {now.state}: {now.reason}")
     return now
+
+
+def tune(demo: DemoState) -> None:
+    step(
+        "Eight short trials for the hyperparameters of the trees, two at a time, each a job in the queue",
+        "falaj tune examples/flights/train_trees.py --space examples/flights/space.toml --metric auc "
+        "--trials 8 --parallel 2 --dataset training=jan-may -- --rows 8000",
+    )
+    with timed("eight trials"):
+        study = demo.platform.tune(
+            FOLDER / "flights" / "train_trees.py",
+            space=FOLDER / "flights" / "space.toml",
+            metric="auc",
+            trials=8,
+            parallel=2,
+            seed=1,
+            name="trees",
+            inputs={"training": "jan-may"},
+            args=["--rows", "8000"],
+        )
+        with bars() as bar:
+            task = bar.add_task("trials", total=8)
+            for now in demo.platform.studies.watch(study.id):
+                bar.update(task, completed=now.finished)
+                study = now
+    if not study.best:
+        raise SystemExit(f"the study {study.state}: {study.reason}")
+    best = study.best[0]
+    rows = [
+        [name, f"{value:.4g}" if isinstance(value, float) else str(value)]
+        for name, value in best.params.items()
+    ]
+    table("    best trial", ["parameter", "value"], rows)
+    say(f"trial {best.number} has an AUC of {best.values[0]:.3f}")
+    shares = ", ".join(f"{each.param} {each.importance:.0%}" for each in study.importance)
+    say(f"importance: {shares}; parallel coordinates are in the run {study.run}")
 
 
 def approve(demo: DemoState) -> None:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from stage import figure, say, step
@@ -50,6 +50,18 @@ def isolation() -> str:
         say("Nothing on this machine keeps jobs apart from the platform; this home runs them all the same.")
         return 'isolation = "none"\n\n'
     return ""
+
+
+def keep_open(folder: Path, url: str) -> None:
+    """Show the address of the console with a link to sign in, and wait until the user has seen enough."""
+    facts = json.loads((folder / "home" / "run.json").read_text())
+    with fj.connect(url) as platform:
+        code = platform.tokens.sign_in_link().code
+    step("Look around: everything above is in the console")
+    say(f"{facts.get('console') or url}/#code={code}")
+    say("The link signs in once, within five minutes. Ctrl-C stops the platform and removes its home.")
+    with suppress(KeyboardInterrupt):
+        signal.pause()
 
 
 @contextmanager

@@ -34,6 +34,7 @@ from falaj.records.registry import TensorSpec
 from falaj.records.serving.endpoints import ServedFile
 from falaj.records.serving.settings import ServingSettings
 from falaj.serving.runtime.batch_prediction import run as batch_run
+from falaj.serving.runtime.batch_prediction.partial_output import KeptHere, OutputKeeper
 from falaj.serving.runtime.loading import open_model
 
 Array = npt.NDArray[Any]
@@ -109,6 +110,8 @@ class BatchRunner:
         report: Callable[[PredictionProgress], None] = nothing,
         restart: bool = False,
         threads: int = 2,
+        keeper: OutputKeeper = KeptHere(),  # noqa: B008 - it has no state
+        is_staged: bool = False,
         **columns: Any,
     ) -> PredictionSummary:
         self.partial.mkdir(exist_ok=True)
@@ -122,12 +125,15 @@ class BatchRunner:
             source=str(source),
             threads=threads,
             restart=restart,
+            is_staged=is_staged,
         )
         name, _, number = model.rpartition("@")
         settings = ServingSettings(max_batch_rows=batch_run.RUN_ROWS)
         engine = open_model(ServedFile(model=name, version=number, settings=settings), content)
         try:
-            return batch_run.predict(run, engine, folder=self.partial, folders=DeltaFolders(), report=report)
+            return batch_run.predict(
+                run, engine, folder=self.partial, folders=DeltaFolders(), report=report, keeper=keeper
+            )
         finally:
             engine.close()
 

@@ -24,6 +24,10 @@ from processes import BoundedPopen
 
 NO_SKIPS = os.environ.get("FALAJ_NO_SKIPS") == "1"
 
+os.environ.setdefault(
+    "FALAJ_CONSOLE", "off"
+)  # platforms of tests start without it, unless they are of the console
+
 subprocess.Popen = BoundedPopen  # type: ignore[misc]
 
 # The same examples in the same order each time; HYPOTHESIS_PROFILE=explore draws new ones.

@@ -62,10 +62,11 @@ class CuttingProxy:
 
 
 @contextmanager
-def cutting_proxy(url: str, cuts: Sequence[int]) -> Iterator[CuttingProxy]:
-    """Yield a proxy before `url`."""
+def cutting_proxy(url: str, cuts: Sequence[int], *, port: int = 0) -> Iterator[CuttingProxy]:
+    """Yield a proxy before `url`, at `port` if that is given."""
     parts = urlsplit(url)
-    proxy = CuttingProxy((str(parts.hostname), parts.port or 80), cuts)
+    listener = socket.create_server(("127.0.0.1", port))
+    proxy = CuttingProxy((str(parts.hostname), parts.port or 80), cuts, listener)
     accepting = threading.Thread(target=proxy.accept)
     accepting.start()
     try:

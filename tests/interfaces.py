@@ -17,8 +17,9 @@ import uvicorn
 from starlette.routing import Route
 
 from falaj.apps.api.app import RequestHandlers
-from falaj.apps.api.headers import HEADERS
-from falaj.apps.api.server import ApiServer, _settings, listen
+from falaj.apps.api.server import _settings
+from falaj.apps.http_server import HttpServer, listen
+from falaj.apps.security_headers import HEADERS
 from falaj.assembly.home import open_home
 from falaj.assembly.platform import LocalPlatform as Assembled
 from falaj.assembly.platform import assemble, local_caller
@@ -27,7 +28,7 @@ from falaj.governance.operations.caller import acting_as
 from falaj.governance.operations.gate import Gate
 from falaj.governance.operations.operation import operations_of
 from falaj.governance.policy.authorizer import Authorizer
-from falaj.records.config import Tls
+from falaj.records.control.tls import Tls
 from falaj.records.governance.identity import Role
 from falaj.sdk.platform import Platform
 from falaj.sdk.remote import connect
@@ -130,7 +131,7 @@ def with_probe(parts: Assembled) -> Assembled:
 def running(settings: uvicorn.Config, tls: Tls | None) -> Iterator[str]:
     """Run a server; yield its address."""
     listener = listen("127.0.0.1", "0")
-    server = ApiServer(settings, tls=tls)
+    server = HttpServer(settings, tls=tls)
     thread = threading.Thread(target=lambda: server.run(sockets=[listener]), name="api")
     thread.start()
     try:

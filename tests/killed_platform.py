@@ -36,6 +36,19 @@ def stop_half_way(platform: LocalPlatform, name: str) -> None:
     platform.services.blobs.upload(data())
 
 
+def stop_while_registering(platform: LocalPlatform, run: str) -> None:
+    """Register the files of a run, and stop when the version is written and not committed."""
+    models: Any = platform.services.models
+    add = models._versions.add
+
+    def add_and_stop(*given: Any, **options: Any) -> None:
+        add(*given, **options)
+        stop()
+
+    models._versions.add = add_and_stop
+    models.register_artifacts("churn", source=run, folder="model")
+
+
 def read_often(platform: LocalPlatform, name: str) -> None:
     """Read a blob repeatedly; print the outcome of each read."""
     while True:

@@ -29,19 +29,71 @@ def safetensors(
 
 
 def litert() -> bytes:
-    return b"\x1c\0\0\0TFL3" + bytes(64)
+    """A LiteRT model: version 3, one empty graph, no operators, one buffer."""
+    table = flat_table([4, 4, 4, 4, 4], struct.pack("<I", 3) + bytes(16))
+    root = 8 + len(table) - 24
+    data = bytearray(struct.pack("<I", root) + b"TFL3" + table)
+    struct.pack_into("<I", data, root + 4 + 4 * 3, len(data) - root - 16)
+    data += bytes(4)  # an empty description
+    for field_number, tables in ((1, []), (2, [flat_table([], b"")]), (4, [flat_table([], b"")])):
+        add_vector(data, root + 4 + 4 * field_number, tables)
+    return bytes(data)
 
 
-def lightgbm() -> bytes:
-    return b"tree\nversion=v4\nnum_class=1\n"
+def catboost(*, form: bytes = b"FlabuffersModel_v1", more: bytes = b"") -> bytes:
+    """A CatBoost model: its form, and a table of trees."""
+    table = flat_table([4, 4], bytes(8))
+    root = 4 + len(table) - 12
+    data = bytearray(struct.pack("<I", root) + table)
+    struct.pack_into("<I", data, root + 4, len(data) - root - 4)
+    data += struct.pack("<I", len(form)) + form + bytes(-len(form) % 4)
+    inner = flat_table([], b"")
+    struct.pack_into("<I", data, root + 8, len(data) + len(inner) - 4 - root - 8)
+    data += inner
+    return b"CBM1" + struct.pack("<I", len(data)) + data + more
+
+
+def flat_table(sizes: list[int], values: bytes) -> bytes:
+    """A table of a flatbuffer after its layout: fields of these sizes, one after the other, with these bytes."""
+    offsets = [4 + sum(sizes[:number]) for number in range(len(sizes))]
+    layout = struct.pack(f"<{2 + len(sizes)}H", 4 + 2 * len(sizes), 4 + sum(sizes), *offsets)
+    layout += bytes(-len(layout) % 4)
+    return layout + struct.pack("<i", len(layout)) + values
+
+
+def add_vector(data: bytearray, place: int, tables: list[bytes]) -> None:
+    """Append a list and its tables to a flatbuffer, and write at `place` how far away the list is."""
+    struct.pack_into("<I", data, place, len(data) - place)
+    slots = len(data) + 4
+    data += struct.pack("<I", len(tables)) + bytes(4 * len(tables))
+    for number, table in enumerate(tables):
+        slot = slots + 4 * number
+        data += table
+        struct.pack_into("<I", data, slot, len(data) - 4 - slot)
+
+
+def lightgbm(tree: bytes = b"Tree=0\nnum_leaves=1\nleaf_value=1\n\n\n") -> bytes:
+    header = b"tree\nversion=v4\nnum_class=1\nmax_feature_idx=2\nfeature_names=a b c\n"
+    return (
+        header + b"tree_sizes=%d\n\n" % len(tree) + tree + b"end of trees\n\nparameters:\nend of parameters\n"
+    )
 
 
 def xgboost_json() -> bytes:
-    return b'{"learner":{"attributes":{},"feature_names":[]},"version":[3,0,0]}'
+    learner = '{"attributes":{},"gradient_booster":{},"learner_model_param":{},"objective":{}}'
+    return b'{"learner":%s,"version":[3,0,0]}' % learner.encode()
 
 
 def xgboost_ubj() -> bytes:
-    return b"{L\0\0\0\0\0\0\0\x07learner{L\0\0\0\0\0\0\0\x0aattributes{}}}"
+    learner = b"".join(
+        ubj_text(key) + b"{}" for key in (b"gradient_booster", b"learner_model_param", b"objective")
+    )
+    version = b"[#L" + struct.pack(">q", 3) + b"i\x03i\x00i\x00"
+    return b"{" + ubj_text(b"learner") + b"{" + learner + b"}" + ubj_text(b"version") + version + b"}"
+
+
+def ubj_text(text: bytes) -> bytes:
+    return b"L" + struct.pack(">q", len(text)) + text
 
 
 def torch_program(*, target: str = "torch.ops.aten.relu.default", **more: object) -> str:

@@ -37,10 +37,10 @@ class Rows:
         )
 
 
-def training_rows() -> Rows:
-    """Return the rows of the training set, which the job finds among its inputs."""
+def training_rows(*, latest: int | None = None) -> Rows:
+    """Return the rows of the training set, which the job finds among its inputs; all, or the `latest` ones."""
     table = pd.read_parquet(fj.job.inputs["training"], columns=["event_time", *FEATURES, LABEL])
-    table = table.sort_values("event_time", kind="stable")
+    table = table.sort_values("event_time", kind="stable").tail(latest or len(table))
     return Rows(
         table[[*FEATURES]].to_numpy(np.float32, copy=True), table[LABEL].to_numpy(np.float32, copy=True)
     )

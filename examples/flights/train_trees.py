@@ -18,17 +18,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--trees", type=int, default=100)
     parser.add_argument("--depth", type=int, default=4)
+    parser.add_argument("--rate", type=float, default=0.1)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--rows", type=int, help="only the latest so many flights, for a quick look")
     given = parser.parse_args()
-    fj.job.params(trees=given.trees, depth=given.depth, seed=given.seed)
-    rows = training_rows()
+    rows = training_rows(latest=given.rows)
     earlier, latest = rows.split()
 
-    judged = fit(earlier, given.trees, given.depth, given.seed)
+    options = {"trees": given.trees, "depth": given.depth, "rate": given.rate, "seed": given.seed}
+    fj.job.params(**options)
+    judged = fit(earlier, **options)
     metrics = quality(latest.labels, judged.predict_proba(latest.features)[:, 1])
     fj.job.log(step=given.trees, **metrics)
 
-    model = fit(rows, given.trees, given.depth, given.seed)
+    model = fit(rows, **options)
     fj.save_model(
         model,
         sample=rows.features[-SAMPLE:],
@@ -39,11 +42,11 @@ def main() -> None:
     )
 
 
-def fit(rows: Rows, trees: int, depth: int, seed: int) -> xgb.XGBClassifier:
+def fit(rows: Rows, *, trees: int, depth: int, seed: int, rate: float = 0.1) -> xgb.XGBClassifier:
     model = xgb.XGBClassifier(
         n_estimators=trees,
         max_depth=depth,
-        learning_rate=0.1,
+        learning_rate=rate,
         min_child_weight=200,  # flights of one hour share their weather: small leaves would learn single days
         subsample=0.8,
         colsample_bytree=0.5,

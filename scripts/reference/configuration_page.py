@@ -12,7 +12,8 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic.fields import FieldInfo
 
-from falaj.records.config import Config, Secret
+from falaj.records.config import Config
+from falaj.records.names import Secret
 from falaj.records.record import Record
 from falaj.records.sizes import spell_size
 from reference.markdown import COMMAND, code, field_docs, table

@@ -67,7 +67,7 @@ print(platform.verify_audit().ok)  # True
 for _ in range(2):  # the second call returns the answer of the first
     with fj.once("nightly-2026-01-02"):
         run = platform.runs.start("nightly", name="churn")
-print(len(platform.runs.list("nightly").items), "run")  # 1 run
+print(len(platform.runs.list(experiments=("nightly",)).items), "run")  # 1 run
 """,
     "FalajError": """
 try:

@@ -76,6 +76,11 @@ class FalajError(Exception):
             f"{where} is not valid", faults=[Fault(where=where, given=shown, allowed=allowed, fix=fix)]
         )
 
+    def within(self, where: str) -> FalajError:
+        """Return the same error with a message that begins with `where` it happened."""
+        faults = [fault.model_dump() for fault in self.faults]
+        return rebuild(self.code, f"{where}: {self.message}", faults, self.details)
+
     def __str__(self) -> str:
         return "\n".join([self.message, *(line for fault in self.faults for line in fault.lines())])
 

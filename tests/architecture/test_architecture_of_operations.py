@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 import httpx
+import msgspec
 import pytest
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from starlette.applications import Starlette
 
 from falaj.apps.api.app import make_app
+from falaj.apps.api.mlflow.routes import LISTINGS, MOUNTS, ROUTES, SERVER_INFO
 from falaj.apps.api.openapi import _documented, openapi
 from falaj.apps.cli.app import GROUPS, load_command
 from falaj.apps.cli.generation.groups import group_commands
@@ -41,31 +43,40 @@ BESIDE = {
     "/api/v1/openapi.json": None,
     "/metrics": "platform.metrics",
     "/signin": "tokens.issue",
+    **{route.path: route.operation for route in (*ROUTES, *LISTINGS.values())},
+    SERVER_INFO: None,
+    **{f"{mount}/{{rest:path}}": None for mount in MOUNTS},  # what is not part of it: an error of MLflow's
 }
 
 VALUES: list[Any] = [
     "sample",
     "AE",
     "blobs.read",
+    ("blobs.read",),
     1,
     Role.VIEWER,
     ("sample",),
     {"a": "b"},
     ({"key": "a", "value": 1.0},),
+    ({"model": "sample"},),
     {"name": "sample", "script": "train.py"},
     ({"replica": 0, "node": "sample"},),
     "done",
     "edge",
     ({"version": "1"},),
     ({"id": "sample", "value": 1.0},),
+    ({"number": 1, "sha256": "0" * 64},),
     ({"name": "x", "shape": (1,), "datatype": "FP32", "data": [1.0]},),
     "predictions_01arz3ndektsv4rrffq69g5fav",
+    {"steps": ({"name": "a", "model": "sample"},), "outputs": {"y": "a.y"}},
     "0" * 32,
     "0" * 64,
     {"scanned": {"seq": 0, "part": 0}},
     {"outcome": "undecided", "promote": False, "words": "sample"},
     "backup_01arz3ndektsv4rrffq69g5fav",
     {},
+    {"state": "done"},
+    {"target": "y", "output": "p", "metrics": {"auc": 0.9}, "rows": 1},
     {
         "metric": "rmse",
         "rows": 1,
@@ -77,6 +88,10 @@ VALUES: list[Any] = [
         },
     },
     ({"model": "m", "since": "2026-01-01T00:00Z", "until": "2026-01-02T00:00Z", "rows": 0, "features": ()},),
+    {
+        "space": {"lr": {"type": "float", "low": 0.1, "high": 1.0}},
+        "objectives": [{"metric": "auc", "direction": "maximize"}],
+    },
     {
         "name": "sample",
         "endpoint": "sample",
@@ -212,7 +227,21 @@ def test_every_other_route_is_listed_with_its_operation(app: Starlette) -> None:
 
     assert {route.path for route in app.routes} - paths == BESIDE.keys()
     assert {name for name in BESIDE.values() if name} <= OPERATIONS.keys()
-    assert len({route.path for route in app.routes}) == len(app.routes)
+    assert len({(route.path, *route.methods) for route in app.routes}) == len(app.routes)
+
+
+def test_every_route_of_mlflow_gives_its_operation_what_it_takes() -> None:
+    samples = {"number": 1, "source": "runs:/sample/model", "stage": "Production"}
+    for route in (*ROUTES, *LISTINGS.values()):
+        operation, fields = OPERATIONS[route.operation], msgspec.structs.fields(route.request)
+        required = {each.name: samples.get(each.name, "sample") for each in fields if each.required}
+        several = {each.name: ["sample"] for each in fields if each.name in route.repeated - {"order_by"}}
+
+        given = route.given(msgspec.convert(required | several, route.request))
+
+        assert given.keys() <= operation.parameters.keys(), route.path
+        needed = {n for n, p in operation.parameters.items() if p.default is p.empty} - {operation.upload}
+        assert needed <= given.keys(), route.path
 
 
 @EVERY

@@ -32,6 +32,7 @@ FRAMEWORKS = {
     "lightgbm",
     "onnxruntime",
     "openvino",
+    "optuna",
     "tensorflow",
     "torch",
     "xgboost",

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from falaj.drivers.keyfile.keys import KeyFile
@@ -179,6 +181,79 @@ def test_rotation_keeps_the_signing_key(keys: KeyService) -> None:
     assert keys.public_key() == public
 
 
+def verify_ecdsa(public_key: bytes, signature: bytes, message: bytes) -> None:
+    public = serialization.load_der_public_key(public_key)
+    assert isinstance(public, ec.EllipticCurvePublicKey)
+    assert public.curve.name == "secp256r1"
+    public.verify(signature, message, ec.ECDSA(hashes.SHA256()))
+
+
+@pytest.mark.parametrize("message", [b"", b"DSSEv1 2 {}", b"x" * 100_000])
+def test_an_ecdsa_signature_verifies_with_the_newest_p256_key(keys: KeyService, message: bytes) -> None:
+    signed = keys.sign_ecdsa(message)
+
+    assert keys.ecdsa_keys() == (signed.public_key,)
+    verify_ecdsa(signed.public_key, signed.signature, message)
+    with pytest.raises(InvalidSignature):
+        verify_ecdsa(signed.public_key, signed.signature, message + b".")
+
+
+def test_a_p256_key_that_was_rotated_still_verifies(opener: Opener) -> None:
+    first = opener()
+    old, roots = first.sign_ecdsa(b"m"), first.root
+    later = [first.rotate_ecdsa() for _ in range(3)]
+    first.close()
+
+    keys = opener()
+    new = keys.sign_ecdsa(b"m")
+
+    assert keys.ecdsa_keys() == (old.public_key, *later)
+    assert len(set(keys.ecdsa_keys())) == 4
+    assert new.public_key == later[-1]
+    verify_ecdsa(old.public_key, old.signature, b"m")
+    verify_ecdsa(new.public_key, new.signature, b"m")
+    assert keys.root == roots
+    keys.close()
+
+
+def test_rotating_the_root_keeps_the_p256_key(keys: KeyService) -> None:
+    before = keys.ecdsa_keys()
+
+    keys.rotate()
+
+    assert keys.ecdsa_keys() == before
+
+
+def test_a_rotation_elsewhere_is_felt_at_once(opener: Opener) -> None:
+    here, there = opener(), opener()
+    here.sign_ecdsa(b"m")
+
+    made = there.rotate_ecdsa()
+
+    assert here.sign_ecdsa(b"m").public_key == made
+    here.close()
+    there.close()
+
+
+def test_two_rotations_of_the_p256_key_at_once_lose_none(keys: KeyService) -> None:
+    first = keys.ecdsa_keys()
+
+    with ThreadPoolExecutor(4) as threads:
+        made = list(threads.map(lambda _: keys.rotate_ecdsa(), range(8)))
+
+    assert {*made, *first} == set(keys.ecdsa_keys())
+    assert len(set(made)) == 8
+
+
+def test_a_closed_service_signs_nothing(keys: KeyService) -> None:
+    keys.close()
+
+    with pytest.raises(KeyUnavailable):
+        keys.sign_ecdsa(b"m")
+    with pytest.raises(KeyUnavailable):
+        keys.ecdsa_keys()
+
+
 def test_eight_threads_get_right_answers(keys: KeyService) -> None:
     public = Ed25519PublicKey.from_public_bytes(keys.public_key())
 
@@ -198,10 +273,34 @@ def test_repr_shows_no_secret(keys: KeyService, softhsm: Token) -> None:
     assert "b'" not in repr(keys)
 
 
+class TestKeyFile:
+    """Guarantees of the file."""
+
+    def test_an_older_file_has_its_first_p256_key_already_and_is_not_written(self, tmp_path: Path) -> None:
+        path = tmp_path / "keys.json"
+        KeyFile.create(path).close()
+        before = path.read_bytes()
+
+        made = [KeyFile.open(path).sign_ecdsa(b"m") for _ in range(2)]
+
+        assert made[0] == made[1]
+        assert path.read_bytes() == before
+        assert b'"format": 1' in before
+
+    def test_a_file_with_rotated_p256_keys_says_so_to_older_platforms(self, tmp_path: Path) -> None:
+        keys = KeyFile.create(tmp_path / "keys.json")
+
+        keys.rotate_ecdsa()
+        keys.rotate()
+
+        assert b'"format": 2' in (tmp_path / "keys.json").read_bytes()
+        assert len(KeyFile.open(tmp_path / "keys.json").ecdsa_keys()) == 2
+
+
 class TestToken:
     """Guarantees that only a token gives."""
 
-    @pytest.mark.parametrize("label", ["root", "signing"])
+    @pytest.mark.parametrize("label", ["root", "signing", "ecdsa"])
     def test_the_key_cannot_be_extracted(self, softhsm: Token, label: str) -> None:
         import pkcs11
         from pkcs11 import Attribute, ObjectClass
@@ -212,7 +311,8 @@ class TestToken:
         keys = Pkcs11Keys.open_or_create(softhsm.module, softhsm.label, softhsm.pin, prefix=prefix)
         session = pkcs11.lib(str(softhsm.module)).get_token(token_label=softhsm.label).open()
         kind = ObjectClass.SECRET_KEY if label == "root" else ObjectClass.PRIVATE_KEY
-        name = keys.root if label == "root" else f"{prefix}-signing"
+        labels = [each.label for each in session.get_objects({Attribute.CLASS: kind})]
+        (name,) = [each for each in labels if each.startswith(f"{prefix}-{label}")]
 
         key = session.get_key(object_class=kind, label=name)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import hashlib
 import os
 import shutil
 import subprocess
@@ -167,20 +167,29 @@ def flip(path: Path) -> None:
 
 def sign_again(folder: Path) -> None:
     """Replace the key: a whole bundle that is sound by itself, made by somebody else."""
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from falaj.drivers.keyfile.keys import KeyFile
+    from falaj.governance.encryption.signing_keys import SigningKey
+    from falaj.registry.signing.signer import sign_files
 
-    key = Ed25519PrivateKey.generate()
-    signatures = {
-        "public_key": key.public_key().public_bytes_raw().hex(),
-        "export": key.sign(b"falaj model export v1\n" + (folder / "export.json").read_bytes()).hex(),
-        "manifest": key.sign(b"falaj model manifest v1\n" + (folder / "manifest.json").read_bytes()).hex(),
+    keys = KeyFile.open_or_create(folder.parent / "stranger.json")
+    old = hashlib.sha256((folder / "model.pub").read_bytes()).hexdigest()
+    (folder / "model.pub").write_text(SigningKey.from_der(keys.ecdsa_keys()[-1]).pem)
+    new = hashlib.sha256((folder / "model.pub").read_bytes()).hexdigest()
+    (folder / "export.json").write_text((folder / "export.json").read_text().replace(old, new))
+    files = [path for path in folder.rglob("*") if path.is_file() and path.name != "model.sig"]
+    digests = {
+        path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in files
     }
-    (folder / "signatures.json").write_text(json.dumps(signatures))
+    (folder / "model.sig").write_text(sign_files("churn@1", digests, keys))
 
 
 def swap_key(folder: Path) -> None:
-    signatures = json.loads((folder / "signatures.json").read_text())
-    (folder / "signatures.json").write_text(json.dumps(signatures | {"public_key": "11" * 32}))
+    """Put another key into the bundle, without its signature."""
+    from falaj.drivers.keyfile.keys import KeyFile
+    from falaj.governance.encryption.signing_keys import SigningKey
+
+    keys = KeyFile.create(folder.parent / "stranger.json")
+    (folder / "model.pub").write_text(SigningKey.from_der(keys.ecdsa_keys()[-1]).pem)
 
 
 def link_model(folder: Path) -> None:
@@ -200,7 +209,9 @@ TAMPERED: dict[str, tuple[Callable[[Path], object], str]] = {
         "20 bytes instead of",
     ),
     "emptied list": (lambda f: (f / "export.json").write_text("{}"), "has not signed"),
-    "no signatures": (lambda f: (f / "signatures.json").unlink(), "signatures.json"),
+    "no signature": (lambda f: (f / "model.sig").unlink(), "model.sig"),
+    "signature": (lambda f: flip(f / "model.sig"), "model.sig"),
+    "no key": (lambda f: (f / "model.pub").unlink(), "model.pub"),
     "missing": (lambda f: (f / "requirements.txt").unlink(), "requirements.txt"),
     "extra": (lambda f: (f / "numpy.py").write_text("boom"), "not part of the export"),
     "extra in a folder": (lambda f: (f / "files" / "b.onnx").write_text("x"), "not part of the export"),

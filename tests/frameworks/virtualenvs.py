@@ -91,6 +91,24 @@ def build_deepspeed(python: Path) -> Sequence[str]:
     return ["--no-deps", str(found[-1])]
 
 
+LITERT_TORCH = (
+    *(
+        "litert-torch==0.10.0",
+        "litert-converter==0.5.0",
+        "ai-edge-quantizer==0.10.0",
+        "litert-lm-builder==0.18.1",
+    ),
+    *(
+        "xdsl==0.28.0",
+        "torchao==0.18.0",
+        "jaxtyping==0.3.11",
+        "wadler-lindig==0.1.8",
+        "multipledispatch==1.0.0",
+    ),
+    *("immutabledict==4.3.1", "lark==1.3.1", "ordered-set==4.1.0", "tabulate==0.10.0"),
+)
+"""What litert-torch imports when it converts, beside torch, jax and ai-edge-litert."""
+
 RECIPES = {
     "torch": Recipe(("lightning==2.6.6", "accelerate==1.15.0", "torch==2.13.0", "setuptools==84.2.1")),
     "tensorflow": Recipe(("tensorflow-cpu==2.21.0", "numpy==2.4.6"), shares=False),
@@ -103,9 +121,18 @@ RECIPES = {
     ),
     # It needs older versions than the constraints have of what the others share.
     "kserve": Recipe(("numpy==2.4.6",), shares=False, build=lambda _: ("kserve==0.21.0",)),
+    # A real tritonserver with its Python back end; what it needs is older than what the others share.
+    "triton": Recipe(("numpy==2.4.6",), shares=False, build=lambda _: ("nvidia-pytriton==0.7.0",)),
+    # They need older versions than the constraints have of what the others share.
+    "mlflow3": Recipe(("numpy==2.4.6",), build=lambda _: ("mlflow==3.17.2", "lightning==2.6.6")),
+    "mlflow2": Recipe(("numpy==2.4.6",), build=lambda _: ("mlflow==2.22.5", "lightning==2.6.6")),
+    # Its store needs an older SQLAlchemy than the platform has.
+    "mlflow2-store": Recipe(("numpy==2.4.6",), build=lambda _: ("mlflow==2.22.5", "sqlalchemy==2.0.49")),
     # What an edge bundle may need, and nothing else.
     "edge-onnx": Recipe(("numpy==2.4.6", "onnxruntime==1.31.1"), shares=False),
     "edge-litert": Recipe(("numpy==2.4.6", "ai-edge-litert==2.3.0"), shares=False),
+    # The converter of the recipe litert. Its requirements cannot be fulfilled beside pydantic, of which it needs none.
+    "litert": Recipe(("numpy==2.4.6", "jax==0.10.2", "tqdm"), build=lambda _: ("--no-deps", *LITERT_TORCH)),
     "mxnet": Recipe(("mxnet==1.9.1", "numpy==1.23.5"), shares=False),
     "horovod": Recipe(
         ("setuptools==75.9.1", "wheel", "cmake", "cffi", "cloudpickle", "psutil", "pyyaml", "packaging"),

@@ -52,4 +52,4 @@ def test_a_job_runs_in_the_image_that_was_built_for_its_environment(
         listed = next(each.blob for each in run.artifacts if each.path == "environment.txt")
         text = b"".join(jobs.platform.blobs.read(listed)).decode().splitlines()
         assert text[:2] == [f"# image {made.pinned}", f"# ran {made.pinned}"]
-        assert "demo==1.0" in text
+        assert "demo==1.0" in [line.partition("  #")[0] for line in text]

@@ -27,13 +27,17 @@ HOWTO = [
     "policies",
     "add-an-operation",
     "add-a-driver",
+    "add-a-console-page",
     "bring-a-scikit-learn-model",
     "export-models",
     "edge-bundles",
     "call-by-grpc",
     "compute-features-on-request",
+    "ensembles",
     "predict-in-batches",
     "split-traffic",
+    "move-from-mlflow",
+    "import-runs",
     "bring-your-own-torch-loop",
     "troubleshooting",
     "receive-events",
@@ -43,7 +47,7 @@ HOWTO = [
 """The order on one platform; the last page adds users."""
 ON_A_CLUSTER = ["build-images", "run-on-kubernetes", "operate-nodes"]
 """Pages whose commands need a cluster, GPUs or a Debian mirror; tests/kubernetes does what they say."""
-REFERENCE = ["features", "models", "serving", "monitoring", "pipelines"]
+REFERENCE = ["features", "models", "serving", "monitoring", "pipelines", "tracking"]
 """Each page continues with the objects of those before it."""
 RUNTIME = ["index", "data", "plan", "parallel", "memory", "checkpoints", "profile"]
 FENCES = {"sh", "python", "toml", "yaml", "json", "text", "mermaid"}
@@ -66,7 +70,7 @@ STORY = {
         "leavers is served by leavers@2",
     ],
     "export-models": [
-        "leavers@2 is exported to repository: 5 files",
+        "leavers@2 is exported to repository: 6 files",
         "repository/leavers/2/model.onnx",
         "max_batch_size: 64",
         "storageUri: s3://models/leavers",
@@ -88,6 +92,11 @@ STORY = {
         "(typical of training set payments-1)",
         "spending has no value for key 999",
     ],
+    "ensembles": [
+        "checkout@1 is composed of 3 steps: clean, shop, score",
+        "checkout is served by checkout@1",
+        "abuse",
+    ],
     "predict-in-batches": [
         "scores.parquet has the predictions of 200000 rows: customer,",
         "the predictions are in blob leaving-scores",
@@ -101,6 +110,8 @@ STORY = {
         "2 0% (fallback)",
         "served,",
     ],
+    "move-from-mlflow": ['{"experiment_id":"experiment_', "moved"],
+    "import-runs": ["all of export.jsonl is here: 1 new run", "ppo", "finished"],
     "bring-your-own-torch-loop": ["loop@1 is registered"],
     "troubleshooting": [
         "isolation",

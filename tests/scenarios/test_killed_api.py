@@ -53,7 +53,7 @@ def test_nothing_answered_is_lost_when_the_api_is_killed(
                 json.loads(row[0]) for row in tx.execute_sql("SELECT entry FROM governance_audit_entries")
             ]
         recorded = {entry.get("request") for entry in entries if entry["outcome"] == "done"}
-        found = {each.id for each in platform.runs.list("killed", limit=1000).items}
+        found = {each.id for each in platform.runs.list(experiments=("killed",), limit=1000).items}
         *_, verdict = platform.audit.verify(deep=True)
     assert not set(answered) - recorded
     assert not set(started) - found

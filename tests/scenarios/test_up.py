@@ -141,7 +141,7 @@ def test_up_prints_its_address_and_signs_its_owner_in(running: Running, tmp_path
         *_, copied = platform.workflows.watch(platform.blobs.copy("kept", "local", name="twin").id)
         assert copied.state == "done"
     assert link[1] == running.url
-    assert credentials.sign_in(running.url, link[2]) == owner
+    assert credentials.sign_in(running.url, link[2]) == (running.url, owner)
     with pytest.raises(FalajError):
         credentials.sign_in(running.url, link[2])
 

@@ -1,11 +1,13 @@
-"""`falaj up`: runs API, controller and model server under one parent, which restarts and stops them."""
+"""`falaj up`: runs API, controller, console and model server under one parent, which restarts and stops them."""
 
 from __future__ import annotations
 
 import json
 import os
+import secrets
 import select
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -17,13 +19,18 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from falaj.apps.api.forwarded_origin import VARIABLE as ORIGIN_KEY
+from falaj.apps.console.settings import HOW_TO_INSTALL, ConsoleSettings, console_environment, is_installed
+from falaj.apps.http_server import listen
 from falaj.apps.message_writer import MessageWriter, open_standard_streams
 from falaj.apps.model_replicas import BACKOFF_S, STEADY_S, ModelReplicas
 from falaj.apps.ports import spell_port
 from falaj.assembly.config import read_config
 from falaj.assembly.home import Home, find_home, open_home
 from falaj.errors import FalajError, InvalidInput, Unavailable, rebuild
-from falaj.records.config import ServerConfig, ServingConfig, is_loopback
+from falaj.records.config import ServerConfig, ServingConfig
+from falaj.records.control.console import ConsoleConfig
+from falaj.records.control.tls import is_loopback
 from falaj.records.places import default_home
 from falaj.records.platform import PlatformStatus
 from falaj.sdk import credentials
@@ -39,17 +46,20 @@ def up(home_path: Path | None = None, *, port: int | None = None, bind: str | No
     with home.lock():
         config = read_config(home.toml)
         given = {key: value for key, value in (("port", port), ("bind", bind)) if value is not None}
-        server, serving = _changed(config.server, given), config.serving
+        server, serving, console = _changed(config.server, given), config.serving, config.console
         if server.port == 0:
             unset = {"port", "grpc_port"} - config.serving.model_fields_set
             serving = serving.model_copy(update=dict.fromkeys(unset, 0))
+            unset = {"port"} - config.console.model_fields_set
+            console = console.model_copy(update=dict.fromkeys(unset, 0))
         fixed = {"server"} if is_fixed(config.server, server.bind) or port is not None else set()
         fixed |= {"serving"} if is_fixed(config.serving, serving.bind) else set()
         fixed |= {"grpc"} if is_fixed(config.serving, serving.bind, "grpc_port") else set()
-        return Supervisor(home, server, serving, frozenset(fixed)).run()
+        fixed |= {"console"} if is_fixed(config.console, console.bind) else set()
+        return Supervisor(home, server, serving, frozenset(fixed), console).run()
 
 
-def is_fixed(config: ServerConfig | ServingConfig, bind: str, name: str = "port") -> bool:
+def is_fixed(config: ServerConfig | ServingConfig | ConsoleConfig, bind: str, name: str = "port") -> bool:
     """Tell whether others rely on a port: falaj.toml sets it, or other machines can reach it."""
     return name in config.model_fields_set or not is_loopback(bind)
 
@@ -111,6 +121,7 @@ def status(home_path: Path | None = None) -> PlatformStatus:
         home=str(home.path),
         running=True,
         url=facts["url"],
+        console=facts.get("console"),
         pid=facts["pid"],
         models=facts.get("models"),
         models_grpc=facts.get("models_grpc"),
@@ -137,6 +148,8 @@ class ChildProcess:
     name: str
     command: list[str]
     environment: dict[str, str]
+    inherits: tuple[int, ...] = ()
+    """Open files that it gets, at every start."""
     process: subprocess.Popen[bytes] | None = None
     failures: int = 0
     start_at: float = 0.0
@@ -153,7 +166,7 @@ class ChildProcess:
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=output,
-            pass_fds=() if ready is None else (ready,),
+            pass_fds=self.inherits if ready is None else (*self.inherits, ready),
             start_new_session=True,
         )
 
@@ -176,12 +189,15 @@ class Supervisor:
     server: ServerConfig
     serving: ServingConfig
     fixed_ports: frozenset[str] = frozenset()
-    """Of `server`, `serving` and `grpc`, those whose port somebody chose: the others may take another one."""
+    """Of `server`, `serving`, `grpc` and `console`, those whose port somebody chose: the others may take another."""
+    console: ConsoleConfig = field(default_factory=ConsoleConfig)
     stopping: bool = False
     messages: MessageWriter = field(init=False)
     children: list[ChildProcess] = field(default_factory=list)
     running: dict[str, Any] = field(default_factory=dict)
     models: ModelReplicas | None = None
+    _listeners: list[socket.socket] = field(default_factory=list)
+    _origin_key: str = field(default_factory=lambda: secrets.token_urlsafe(32))
     is_published: bool = True
     """Whether the file for other processes of this home has all facts; else it is written again."""
 
@@ -200,7 +216,8 @@ class Supervisor:
             "FALAJ_CONFIG_DIR": str(self.home.config_dir),
         }
         where = [self.server.bind, self._port("server", self.server.port)]
-        api = ChildProcess("api", ["falaj.apps.api.server", *where], environment)
+        key = {ORIGIN_KEY: self._origin_key}
+        api = ChildProcess("api", ["falaj.apps.api.server", *where], environment | key)
         controller = ChildProcess("controller", ["falaj.apps.controller.process"], environment)
         self.children = [api, controller]
         self.models = self._model_replicas()
@@ -209,12 +226,46 @@ class Supervisor:
             if facts is None:
                 return self._fail_to_start()
             controller.start(output=self.messages.pipe)
+            self._start_console(facts["url"])
             self._print_address(facts)
             self._watch()
         finally:
             self._stop_children()
+            for listener in self._listeners:
+                listener.close()
             self.home.running.unlink(missing_ok=True)
         return 0
+
+    def _start_console(self, api: str) -> None:
+        """Start the console where it is installed. It gets a listening socket, which lasts while it is restarted."""
+        if not self.console.enabled or os.environ.get("FALAJ_CONSOLE") == "off":
+            return
+        if not is_installed():
+            self.messages.say(HOW_TO_INSTALL)
+            return
+        try:
+            listener = listen(self.console.bind, self._port("console", self.console.port), section="console")
+        except Unavailable as error:  # the rest of the platform goes on
+            self.messages.warn(str(error))
+            return
+        self._listeners.append(listener)
+        settings = ConsoleSettings.of(
+            self.console,
+            self.server,
+            api=api,
+            listener=listener,
+            origin_key=self._origin_key,
+            log=self.home.logs / "console.jsonl",
+        )
+        child = ChildProcess(
+            "console",
+            ["falaj.apps.console.process"],
+            console_environment(settings),
+            inherits=(listener.fileno(),),
+        )
+        self.children.append(child)
+        child.start(output=self.messages.pipe)
+        self._write_facts(console=settings.url)
 
     def _model_replicas(self) -> ModelReplicas:
         scheme = "http" if (self.serving.tls or self.server.tls) is None else "https"
@@ -280,8 +331,10 @@ class Supervisor:
         say(f"Falaj runs at {facts['url']} (home {self.home.path}). Stop it: Ctrl-C, or falaj down")
         if self.server.port not in (0, _port_of(facts["url"])):
             say(f"  port     {self.server.port} is in use, so another was chosen; server.port sets it")
+        if (console := self.running.get("console")) is not None:
+            say(f"  console  {console}")
         if "code" in facts:
-            say(f"  sign in  {facts['url']}/#code={facts['code']}")
+            say(f"  sign in  {console or facts['url']}/#code={facts['code']}")
             say("           valid once, for five minutes; get another: falaj tokens sign-in-link")
         else:
             say("  sign in  ask an administrator for a link: falaj tokens sign-in-link --user YOU")

@@ -9,7 +9,7 @@ import ssl
 from collections.abc import Callable, Sequence
 
 from falaj.apps.socket_listener import Acceptor
-from falaj.records.config import Tls
+from falaj.records.control.tls import Tls
 
 MOST_HANDSHAKES = 200
 """Handshakes at a time; the oldest makes room for another. Each may take a few hundred kilobytes."""

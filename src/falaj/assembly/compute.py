@@ -327,6 +327,8 @@ def secret_files(config: Config) -> tuple[Path, ...]:
         secrets.append(config.keys.pin)
     elif config.keys.path is not None:
         named.append(config.keys.path)
+    if config.serving.triton is not None:
+        secrets += [config.serving.triton.token, *config.serving.triton.headers.values()]
     if config.kubernetes is not None:
         clusters = (config.kubernetes, *config.kubernetes.each_cluster().values())
         named += [each.kubeconfig for each in clusters if each.kubeconfig is not None]

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from falaj.errors import ConfigInvalid, Fault, shorten
 from falaj.records.config import Config
 
-SECRETS = {"url", "pin", "access_key", "secret_key"}
+SECRETS = {"url", "pin", "access_key", "secret_key", "token", "headers"}
 
 
 def read_config(path: Path) -> Config:

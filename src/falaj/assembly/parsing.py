@@ -17,9 +17,12 @@ PARSERS = {
     "arrow": "falaj.governance.arrow_ipc:parse_arrow",
     "code": "falaj.training.code_archive:parse_code",
     "columns": "falaj.features.row_files:parse_columns",
+    "first_rows": "falaj.tracking.artifact_tables:parse_first_rows",
     "policy": "falaj.governance.policy.new_policies:parse_policy",
     "model_file": "falaj.registry.formats:parse_model_file",
+    "mlflow_model": "falaj.registry.file_formats.mlflow_models:parse_mlflow_model",
     "model_tensors": "falaj.registry.file_formats.model_tensors:parse_model_tensors",
+    "pickled_file": "falaj.registry.formats:parse_pickled_file",
     "rows": "falaj.features.row_files:parse_rows",
     "view_rows": "falaj.assembly.row_parsers:parse_view_rows",
 }

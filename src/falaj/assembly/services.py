@@ -45,9 +45,10 @@ from falaj.governance.operations.gate import Gate
 from falaj.governance.policy.service import Policies
 from falaj.governance.residency.service import Zones
 from falaj.governance.secrets.service import Secrets
+from falaj.monitoring.alerts import find_drift
 from falaj.monitoring.service import Monitoring
 from falaj.optimization.hardware import instruction_set
-from falaj.optimization.service import DatasetColumns, Optimizations
+from falaj.optimization.service import VIEW_COLUMN, DatasetColumns, Optimizations
 from falaj.optimization.serving_variants import choose_variant
 from falaj.ports.cluster.maintenance import NodeMaintenance
 from falaj.ports.keys import KeyService
@@ -55,19 +56,33 @@ from falaj.ports.metadata import Database, Transaction
 from falaj.ports.parsers import ParserPool
 from falaj.ports.tables import TableKey, TableStore
 from falaj.records.config import Config, KubernetesConfig
+from falaj.records.control.predictions import PredictionRun
 from falaj.records.governance.objects import StoredObject
+from falaj.records.models.gates import CheckFinding
+from falaj.records.registry import ModelVersion
 from falaj.registry.aliases import ServingApprovals
+from falaj.registry.dependencies import GateCheck
 from falaj.registry.service import Models
+from falaj.registry.version_descriptions import ModelVersions
 from falaj.scheduling.accounting.accounts import QueueAccounts
 from falaj.scheduling.kueue.sync import KueueCluster
 from falaj.scheduling.service import Queues, Usage
-from falaj.serving.batch_predictions.service import Predictions
+from falaj.serving import store as endpoint_store
+from falaj.serving.batch_predictions.service import Predictions, evaluation_run, require_batchable
+from falaj.serving.lookups.steps import StepLookups
+from falaj.serving.prediction_log import PREDICTED
 from falaj.serving.service import Endpoints
+from falaj.serving.validation import ensemble_parts
+from falaj.tracking.artifacts import LoggedArtifacts
+from falaj.tracking.experiments import Experiments
 from falaj.tracking.job_runs import JobRuns
+from falaj.tracking.logged_models import LoggedModels
 from falaj.tracking.service import Runs
+from falaj.tracking.uploads import Uploads
 from falaj.training import store as job_store
 from falaj.training.queue import QueueReader
 from falaj.training.service import Jobs
+from falaj.tuning.service import Studies
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,8 +107,9 @@ def build_services(context: ServiceContext) -> tuple[Services, Callable[[], None
         zone: deferred(partial(drivers.open_tables, context.home, context.config, zone)) for zone in stores
     }
     features = _features(context, stores, tables, held)
-    runs = Runs(gate)
-    models = _models(context, stores)
+    contents = BlobContents(gate.database, stores, platform=gate.audit.log_id)
+    training = TrainingStatistics(features.backends)
+    models = _models(context, contents, training)
     accounts = _accounts(context)
     services = Services(
         workspaces=Workspaces(gate, context.keyring),
@@ -109,36 +125,45 @@ def build_services(context: ServiceContext) -> tuple[Services, Callable[[], None
         webhooks=_webhooks(context),
         blobs=Blobs(gate, stores, context.intents, platform=gate.audit.log_id),
         lineage=Lineage(gate),
-        audit=Audit(
-            gate,
-            gate.audit,
-            context.keys,
-            stores=AuditedStores(
-                lambda zone, workspace, key: stores[zone].read(workspace, key),
-                table_digests(gate.database, tables),
-            ),
-        ),
+        audit=_audit(context, stores, tables),
         workflows=Workflows(gate),
         platform=PlatformService(gate, context.keys, context.compute),
-        runs=runs,
+        experiments=Experiments(gate),
+        runs=Runs(gate, contents, parsers=context.parsers, kept=context.config.tracking.keep_deleted),
+        loggedmodels=LoggedModels(gate, contents),
+        uploads=Uploads(gate, contents),
         nodes=_nodes(context, accounts, held),
         clusters=_clusters(context, held),
-        jobs=_jobs(context, runs, stores, accounts),
+        jobs=_jobs(context, contents, accounts),
         queues=_queues(context, accounts, held),
         usage=Usage(gate, accounts=accounts, jobs=job_store),
         features=features,
         models=models,
-        endpoints=_endpoints(context, models, stores, TrainingStatistics(features.backends)),
+        modelversions=ModelVersions(gate, models.open_version),
+        endpoints=_endpoints(context, models, stores, training),
         monitoring=Monitoring(
             gate,
             training_set=partial(training_sets.stream, features.backends),
             sealed=SealedValues(context.keyring, "monitoring"),
         ),
         optimization=_optimizations(context, models),
+        studies=Studies(gate, BlobContents(gate.database, stores), context.intents),
         predictions=Predictions(gate, context.intents, version=models.open_version),
         pipelines=Pipelines(gate, BlobContents(gate.database, stores), context.intents),
     )
     return services, held.close
+
+
+def _audit(
+    context: ServiceContext,
+    stores: Mapping[str, EncryptedBlobs],
+    tables: Mapping[str, TableStore],
+) -> Audit:
+    audited = AuditedStores(
+        lambda zone, workspace, key: stores[zone].read(workspace, key),
+        table_digests(context.gate.database, tables),
+    )
+    return Audit(context.gate, context.gate.audit, context.keys, stores=audited)
 
 
 def _optimizations(context: ServiceContext, models: Models) -> Optimizations:
@@ -191,9 +216,9 @@ def _webhooks(context: ServiceContext) -> Webhooks:
 
 
 def event_types() -> frozenset[str]:
-    """Return the events that there are, by the names of their operations; an alert is one without an operation."""
+    """Return the events that there are, by the names of their operations; alerts and predictions have none."""
     emitting = (name for name, each in all_operations().items() if each.emits and not each.mode.reads)
-    return frozenset({*emitting, "monitoring.alert"})
+    return frozenset({*emitting, "monitoring.alert", PREDICTED})
 
 
 def _stores(context: ServiceContext) -> dict[str, EncryptedBlobs]:
@@ -234,14 +259,49 @@ def _endpoints(
     )
 
 
-def _models(context: ServiceContext, stores: Mapping[str, EncryptedBlobs]) -> Models:
-    return Models(
+def gate_checks() -> dict[str, GateCheck]:
+    """Return the checks that services offer for the gates of aliases, by the names under which gates list them."""
+    return {"no-drift-alert": _no_drift_alert}
+
+
+def _no_drift_alert(tx: Transaction, version: ModelVersion) -> CheckFinding:
+    return find_drift(tx, version, endpoint_store.endpoints_of(tx, version))
+
+
+class BatchEvaluations:
+    """Evaluates model versions by batch prediction. `models` is set once the registry is there, which needs this."""
+
+    models: Models
+
+    def columns(self, tx: Transaction, data: StoredObject) -> tuple[tuple[str, ...], frozenset[str]]:
+        found = dataset_columns(tx, data)
+        of_views = {name for name in found.columns if VIEW_COLUMN in name}
+        return found.columns, found.identifying | of_views
+
+    def plan(self, tx: Transaction, version: ModelVersion, target: str) -> PredictionRun:
+        parts = ensemble_parts(tx, version)
+        require_batchable(version, [part.name for part in parts if part.kind != "model_version"])
+        steps = [self.models.open_version(tx, part) for part in parts]
+        return evaluation_run(version, target, steps)
+
+
+def _models(context: ServiceContext, contents: BlobContents, training: TrainingStatistics) -> Models:
+    evaluations = BatchEvaluations()
+    models = Models(
         context.gate,
-        BlobContents(context.gate.database, stores),
+        contents,
         context.keys,
         parsers=context.parsers,
+        lookups=StepLookups(context.gate, views=feature_store.find_view, training=training),
+        intents=context.intents,
+        evaluations=evaluations,
         node_terms=partial(_node_terms, context.config),
+        params=JobRuns(context.gate).params,
+        logged=LoggedArtifacts(),
+        checks=gate_checks(),
     )
+    evaluations.models = models
+    return models
 
 
 def _node_terms(config: Config, zones: Sequence[str] | None) -> list[dict[str, Any]]:
@@ -304,15 +364,13 @@ def _clusters(context: ServiceContext, held: ExitStack) -> Clusters:
     return Clusters(context.gate, known, prefix=cluster.prefix)
 
 
-def _jobs(
-    context: ServiceContext, runs: Runs, stores: dict[str, EncryptedBlobs], accounts: QueueAccounts
-) -> Jobs:
+def _jobs(context: ServiceContext, contents: BlobContents, accounts: QueueAccounts) -> Jobs:
     return Jobs(
         context.gate,
-        runs=JobRuns(runs),
+        runs=JobRuns(context.gate),
         scheduler=scheduling,
         backend=context.compute,
-        blobs=BlobContents(context.gate.database, stores, platform=context.gate.audit.log_id),
+        blobs=contents,
         accounts=accounts,
         wanted=context.intents.pending.set,
         unfinished_limit=context.config.jobs.unfinished_limit,

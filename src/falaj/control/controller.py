@@ -28,7 +28,7 @@ from falaj.governance.operations.caller import Caller, acting_as, on_terms, star
 from falaj.governance.operations.gate import Gate
 from falaj.ports.machine.boot import boot_seconds
 from falaj.ports.workflows import JsonObject, WorkflowEngine, WorkflowOutcome, WorkflowSteps
-from falaj.records.control.workflows import WorkflowState
+from falaj.records.control.workflows import WorkflowEnd, WorkflowState
 
 log = logging.getLogger("falaj.controller")
 
@@ -41,13 +41,15 @@ class ControllerTiming:
     """Periods of the controller.
 
     `lease` is the duration of the lease, which is renewed after a third of it. `every_s` is the pause between ticks,
-    `sweep` the period of cleanup, `judge` the period of drift checks, triggers and deliveries to webhooks.
+    `sweep` the period of cleanup, `judge` the period of drift checks, triggers and deliveries to webhooks, `announce`
+    the period that one event about the predictions of an endpoint covers.
     """
 
     lease: timedelta = timedelta(seconds=10)
     every_s: float = 0.1
     sweep: timedelta = timedelta(hours=1)
     judge: timedelta = timedelta(seconds=1)
+    announce: timedelta = timedelta(minutes=1)
 
 
 def die() -> NoReturn:
@@ -131,7 +133,7 @@ class Controller:
         scale_up = ClusterSync(
             self._gate, self._services.nodes.autoscaling, fence=fence, what="requests for nodes"
         )
-        sweep_at = judge_at = self._gate.clock()
+        sweep_at = judge_at = announce_at = self._gate.clock()
         while not stop.is_set():
             try:
                 if jobs is not None:
@@ -143,6 +145,9 @@ class Controller:
                     self._run_task(deliveries.tick)
                     queues.tick()
                     scale_up.tick()
+                if _is_due(announce_at, self._timing.announce, now=self._gate.clock()):
+                    announce_at = self._gate.clock() + self._timing.announce
+                    self._run_task(self._announce_predictions)
                 if _is_due(sweep_at, self._timing.sweep, now=self._gate.clock()):
                     sweep_at = self._gate.clock() + self._timing.sweep
                     self._run_task(self._sweep)
@@ -227,16 +232,17 @@ class Controller:
     def _end(self, ident: str, ended: WorkflowOutcome) -> None:
         failed = WorkflowState.CANCELLED if ended.cancelled else WorkflowState.FAILED
         state = WorkflowState.DONE if ended.error is None else failed
-        with self._gate.database.write() as tx:
-            store.end_work(
-                tx,
-                ident,
-                fence=self._fence,
-                state=state,
-                now=self._gate.clock(),
-                result=ended.result,
-                error=ended.error,
-            )
+        end = WorkflowEnd.model_validate({"state": state, "result": ended.result, "error": ended.error})
+        try:
+            with acting(controller_caller(self._gate.database), fence=self._fence):
+                self._services.workflows.finish(ident, end=end)
+        except (Fenced, Unavailable):
+            raise
+        except FalajError as error:  # its workspace was deleted, say: nobody is left to be told
+            log.warning("end of work not announced", extra={"work": ident, "reason": error.message})
+            with self._gate.database.write() as tx:
+                store.hold_lease(tx, fence=self._fence)
+                store.end_work(tx, ident, end, now=self._gate.clock())
         self._started.discard(ident)
 
     def _update(self, ident: str, **values: Any) -> None:
@@ -266,11 +272,17 @@ class Controller:
             self._services.monitoring.evaluate()
         triggers.start_due(self._gate, self._services, fence=self._fence, retry_times=self._retry_times)
 
+    def _announce_predictions(self) -> None:
+        with acting(controller_caller(self._gate.database), fence=self._fence):
+            self._services.endpoints.announce()
+
     def _sweep(self) -> None:
         with acting(controller_caller(self._gate.database), fence=self._fence):
             self._services.blobs.cleanup()
             self._services.features.cleanup()
             self._services.platform.cleanup()
+            while self._services.runs.cleanup().more:
+                pass
 
 
 def _is_due(at: datetime, every: timedelta, *, now: datetime) -> bool:

@@ -26,11 +26,16 @@ from falaj.governance.secrets.service import Secrets
 from falaj.monitoring.service import Monitoring
 from falaj.optimization.service import Optimizations
 from falaj.registry.service import Models
+from falaj.registry.version_descriptions import ModelVersions
 from falaj.scheduling.service import Queues, Usage
 from falaj.serving.batch_predictions.service import Predictions
 from falaj.serving.service import Endpoints
+from falaj.tracking.experiments import Experiments
+from falaj.tracking.logged_models import LoggedModels
 from falaj.tracking.service import Runs
+from falaj.tracking.uploads import Uploads
 from falaj.training.service import Jobs
+from falaj.tuning.service import Studies
 
 
 @dataclass(frozen=True)
@@ -53,7 +58,10 @@ class Services:
     audit: Audit
     workflows: Workflows
     platform: PlatformService
+    experiments: Experiments
     runs: Runs
+    loggedmodels: LoggedModels
+    uploads: Uploads
     nodes: Nodes
     clusters: Clusters
     jobs: Jobs
@@ -61,9 +69,11 @@ class Services:
     usage: Usage
     features: Features
     models: Models
+    modelversions: ModelVersions
     endpoints: Endpoints
     monitoring: Monitoring
     optimization: Optimizations
+    studies: Studies
     predictions: Predictions
     pipelines: Pipelines
 

@@ -295,7 +295,9 @@ def _whole(dataset: ArrowDataset, limit_bytes: int) -> ArrowTable | None:
     """
     files, taken = [], 0
     for fragment in dataset.get_fragments():
-        for batch in parquet.ParquetFile(fragment.open()).iter_batches(batch_size=BATCH_ROWS):
+        for batch in parquet.ParquetFile(fragment.open(), pre_buffer=False).iter_batches(
+            batch_size=BATCH_ROWS
+        ):
             taken += batch.nbytes
             if taken > limit_bytes:
                 return None

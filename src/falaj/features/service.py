@@ -16,6 +16,7 @@ from falaj.features.sources import file_columns
 from falaj.features.spines import SpineSpan
 from falaj.features.table_versions.published import remove_orphans
 from falaj.features.view_versions.apply import apply_definitions
+from falaj.governance import objects
 from falaj.governance.blobs.service import STAGED_FOR, Age
 from falaj.governance.encryption.blobs import EncryptedBlobs
 from falaj.governance.encryption.values import SealedValues
@@ -31,6 +32,7 @@ from falaj.ports.tables import TableStore
 from falaj.records.features import (
     ApplyResult,
     Column,
+    ColumnOrigin,
     DatasetRef,
     Duration,
     Entity,
@@ -238,6 +240,20 @@ class Features:
             after=after,
             limit=limit,
             workspace=call.object("workspace").id,
+        )
+
+    @operation("features.column_lineage", resource="dataset", mode=Mode.READ)
+    def column_lineage(self, training_set: DatasetRef) -> tuple[ColumnOrigin, ...]:
+        """List the columns of a training set, and the column of which version of a view each comes from."""
+        call = current_call()
+        found = store.load_training_set(call.tx, call.object("training_set"))
+        origins = training_sets.column_origins(call.tx, found)
+        stored = {each.view_id: objects.ever(call.tx, each.view_id) for each in origins if each.view_id}
+        seen = {each.id for each in self.gate.visible([each for each in stored.values() if each is not None])}
+        hidden = {"view": ""}
+        return tuple(
+            each if each.view_id is None or each.view_id in seen else each.model_copy(update=hidden)
+            for each in origins
         )
 
     @operation("features.load", resource="dataset", mode=Mode.FREE)

@@ -22,9 +22,10 @@ from falaj.governance.operations.call import Call
 from falaj.governance.operations.operation import ArrowStream
 from falaj.governance.tables import blobs
 from falaj.ports.machine.memory import MemoryLease
+from falaj.ports.metadata import Transaction
 from falaj.ports.queries import ArrowTable
 from falaj.records.expressions.declarations import resolve_features
-from falaj.records.features import RequestFeature, StoredView, TrainingSet, pin_of
+from falaj.records.features import ColumnOrigin, RequestFeature, StoredView, TrainingSet, pin_of
 from falaj.records.governance.objects import StoredObject
 from falaj.records.names import new_id
 
@@ -167,6 +168,27 @@ def _has_spine(call: Call, made: TrainingSet, spine: str) -> bool:
     query = select(blobs.c.sha256).where(blobs.c.id.in_([made.spine, spine]))
     digests = list(call.tx.execute(query).scalars())
     return made.spine == spine or (len(digests) == 2 and digests[0] == digests[1])
+
+
+def column_origins(tx: Transaction, made: TrainingSet) -> tuple[ColumnOrigin, ...]:
+    """Return where each column of a training set comes from."""
+    found: dict[str, ColumnOrigin] = {
+        each.name: ColumnOrigin(column=each.name, expression=each.expression)
+        for each in made.request_features
+    }
+    for pinned in made.views:
+        stored = objects.ever(tx, pinned.view)
+        view = None if stored is None else store.find_view(tx, stored, version=pinned.version)
+        for feature in () if view is None else view.definition.features:
+            column = f"{view.definition.name}__{feature.name}" if view is not None else ""
+            found[column] = ColumnOrigin(
+                column=column,
+                view=None if stored is None else stored.name,
+                view_id=pinned.view,
+                view_version=pinned.version,
+                field=feature.name,
+            )
+    return tuple(found.get(column) or ColumnOrigin(column=column) for column in made.columns)
 
 
 def stream(backends: FeatureBackends, found: StoredObject) -> ArrowStream:

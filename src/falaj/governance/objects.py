@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, Text, bindparam, select, type_coerce, update
+from sqlalchemy import ColumnElement, Select, Text, bindparam, func, or_, select, type_coerce, update
 from sqlalchemy.exc import IntegrityError
 
 from falaj.errors import AlreadyExists, InvalidInput, NotFound
@@ -17,6 +17,7 @@ from falaj.ports.metadata import JsonText, Prepared, Transaction, encode_json, f
 from falaj.records.governance.objects import StoredObject
 from falaj.records.governance.residency import UNRESTRICTED, Label
 from falaj.records.names import ROOT, ObjectId, PrincipalId
+from falaj.records.record import unvalidated
 
 _ID = re.compile(r"^[a-z]+_[0-9a-z]{26}$")
 _PART = re.compile(r"^([a-z]+_[0-9a-z]{26})-[0-9][0-9.]*$")
@@ -31,10 +32,10 @@ SLICE = 900
 LISTED = [
     type_coerce(column, Text).label(column.name) if isinstance(column.type, JsonText) else column
     for column in objects.c
+    if column.name in StoredObject.model_fields
 ]
 """The columns of objects for `stored_object`, with labels as text: few objects of a list have one to parse."""
 
-_FIELDS = set(StoredObject.model_fields)
 _NO_LABEL = encode_json(UNRESTRICTED.model_dump(mode="json"))
 _COLUMNS = "id, workspace, kind, name, owner, zone, label, own_label, created_at"
 _BY_ID = f"SELECT {_COLUMNS} FROM governance_objects WHERE id = ? AND deleted_at IS NULL"  # noqa: S608 - constants
@@ -173,11 +174,39 @@ def listed(
     return [stored_object(row) for row in rows]
 
 
+def rows_by_ids(tx: Transaction, sql: str, idents: Sequence[str]) -> list[tuple[Any, ...]]:
+    """Return the rows of plain SQL that ends with the column of ids, as the database stores them: for large pages."""
+    found: list[tuple[Any, ...]] = []
+    for start in range(0, len(idents), SLICE):
+        some = idents[start : start + SLICE]
+        found += tx.execute_sql(f"{sql} IN ({', '.join('?' * len(some))})", some)
+    return found
+
+
+def matching(
+    tx: Transaction, text: str, *, workspace: str, before: str | None, limit: int
+) -> list[StoredObject]:
+    """Return the objects of a workspace whose name has `text`, or whose id begins with it, newest first."""
+    named = func.lower(objects.c.name).contains(text.lower(), autoescape=True)
+    query = select(*LISTED).where(
+        objects.c.workspace == workspace,
+        objects.c.deleted_at.is_(None),
+        or_(named, objects.c.id.startswith(text.lower(), autoescape=True)),
+    )
+    order = func.substr(
+        objects.c.id, func.length(objects.c.id) - 25
+    )  # ids end with the time at which they were made
+    if before is not None:
+        query = query.where(order < before)
+    rows = tx.execute(query.order_by(order.desc()).limit(limit)).mappings()
+    return [stored_object(row) for row in rows]
+
+
 class RowsByIds:
     """A query of rows by the ids in one of its columns: for a page of objects, or for one."""
 
     def __init__(self, query: Select[Any], column: ColumnElement[Any]) -> None:
-        self._sizes = [(size, _by_ids(query, column, size)) for size in (1, 32, SLICE)]
+        self._sizes = [(size, _by_ids(query, column, size)) for size in (1, 32, 128, SLICE)]
 
     def fetch(self, tx: Transaction, idents: Sequence[str], **parameters: Any) -> list[dict[str, Any]]:
         """Return the rows of `idents`; `parameters` are further ones of the query."""
@@ -197,7 +226,8 @@ def _by_ids(query: Select[Any], column: ColumnElement[Any], size: int) -> Prepar
 
 def stored_object(row: Any) -> StoredObject:
     """Return a row as a record, without validation: it was validated when it was written."""
-    return _unvalidated(
+    return unvalidated(
+        StoredObject,
         {
             "id": row["id"],
             "workspace": row["workspace"],
@@ -208,14 +238,15 @@ def stored_object(row: Any) -> StoredObject:
             "label": _label(row["label"]),
             "own_label": _label(row["own_label"]),
             "created_at": row["created_at"],
-        }
+        },
     )
 
 
 def _from_columns(row: tuple[Any, ...]) -> StoredObject:
     """The columns of a quick query, as the database stores them."""
     ident, workspace, kind, name, owner, zone, label, own_label, created_at = row
-    return _unvalidated(
+    return unvalidated(
+        StoredObject,
         {
             "id": ident,
             "workspace": workspace,
@@ -226,19 +257,8 @@ def _from_columns(row: tuple[Any, ...]) -> StoredObject:
             "label": _stored_label(label),
             "own_label": _stored_label(own_label),
             "created_at": from_micros(created_at),
-        }
+        },
     )
-
-
-def _unvalidated(values: dict[str, Any]) -> StoredObject:
-    """Return a record with these values for all of its fields, as `model_construct` does, which takes five times as
-    long: it is made for every object that is read."""
-    found = StoredObject.__new__(StoredObject)
-    object.__setattr__(found, "__dict__", values)
-    object.__setattr__(found, "__pydantic_fields_set__", _FIELDS)
-    object.__setattr__(found, "__pydantic_extra__", None)
-    object.__setattr__(found, "__pydantic_private__", None)
-    return found
 
 
 def _stored_label(text: str | None) -> Label:

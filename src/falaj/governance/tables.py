@@ -247,6 +247,7 @@ webhooks = Table(
     Column("types", JsonText, nullable=False),
     Column("secret", LargeBinary, nullable=False),
     Column("paused", Boolean, nullable=False),
+    Column("written_as", Text),  # none: cloudevents
 )
 
 webhook_progress = Table(

@@ -17,9 +17,11 @@ from falaj.monitoring import store
 from falaj.monitoring.tables import alerts
 from falaj.ports.metadata import Transaction
 from falaj.records.governance.objects import StoredObject
+from falaj.records.models.gates import CheckFinding
 from falaj.records.monitoring.monitors import Alert, AlertState
 from falaj.records.monitoring.sketches import DriftVerdict, ModelDrift
 from falaj.records.names import ObjectId
+from falaj.records.registry import ModelVersion
 
 
 def raise_alert(call: Call, monitor: StoredObject, drift: ModelDrift, facts: dict[str, Any]) -> ObjectId:
@@ -94,6 +96,24 @@ def end_open_alert(call: Call, monitor: str) -> None:
     if ident is not None:
         call.tx.execute(update(alerts).where(alerts.c.id == ident).values(ended_at=call.now))
         store.set_open_alert(call.tx, monitor, None)
+
+
+def find_drift(tx: Transaction, version: ModelVersion, endpoints: Sequence[ObjectId]) -> CheckFinding:
+    """Return whether a version has an open alert on one of the `endpoints` of its model; alerts name it by number."""
+    query = select(alerts.c.id, alerts.c.columns).where(
+        alerts.c.version == str(version.number),
+        alerts.c.endpoint.in_(endpoints),
+        alerts.c.ended_at.is_(None),
+        alerts.c.acknowledged_at.is_(None),
+    )
+    found = tx.execute(query.order_by(alerts.c.id)).all()
+    shown = [f"{ident} ({', '.join(columns[:5])})" for ident, columns in found[:10]]
+    return CheckFinding(
+        passed=not found,
+        value=f"open: {', '.join(shown)}" if found else "no open alert",
+        allowed=f"no open drift alert of {version.reference}",
+        fix=f"look at it, then: falaj monitoring acknowledge {found[0][0]}" if found else "",
+    )
 
 
 def alert_objects(

@@ -22,6 +22,8 @@ from falaj.records.monitoring.monitors import (
     DEFAULT_ROWS,
     Alert,
     AlertRef,
+    ColumnDistribution,
+    DriftHistory,
     EvaluationSummary,
     Monitor,
     MonitorRef,
@@ -39,6 +41,8 @@ EVALUATION_LIMIT = 20
 """Positions that one evaluation handles; the next one handles the rest."""
 
 Columns = Annotated[tuple[Column, ...], Field(min_length=1, max_length=1000)]
+WindowCount = Annotated[int, Field(ge=1, le=200)]
+BinCount = Annotated[int, Field(ge=2, le=100)]
 Windows = Annotated[tuple[WindowRecord, ...], Field(min_length=1, max_length=100)]
 
 
@@ -109,6 +113,42 @@ class Monitoring:
             raise InvalidInput.at("until", given=until, allowed=f"later than {since.isoformat()}")
         target = current_call().object("monitor")
         return check(self.gate.database, self._sealed, target, since=since, until=until)
+
+    @operation("monitoring.history", resource="monitor", mode=Mode.FREE)
+    def history(
+        self,
+        monitor: MonitorRef,
+        *,
+        since: AwareDatetime | None = None,
+        until: AwareDatetime | None = None,
+        windows: WindowCount = 48,
+    ) -> DriftHistory:
+        """Report the drift of each column in each window that is kept; neighbours are merged into so many windows."""
+        from falaj.monitoring.history import MonitorPast
+
+        call = current_call()
+        past = MonitorPast(self.gate.database, self._sealed, call.object("monitor"))
+        return past.history(since=since, until=until, now=call.now, most=windows)
+
+    @operation("monitoring.distribution", resource="monitor", mode=Mode.FREE, exports=True)
+    def distribution(
+        self,
+        monitor: MonitorRef,
+        column: Column,
+        *,
+        version: Name | None = None,
+        since: AwareDatetime | None = None,
+        until: AwareDatetime | None = None,
+        bins: BinCount = 20,
+    ) -> ColumnDistribution:
+        """Show the values of a column in the training set and in a time as histograms, from sketches.
+
+        Without a version it is the one that served last.
+        """
+        from falaj.monitoring.history import MonitorPast
+
+        past = MonitorPast(self.gate.database, self._sealed, current_call().object("monitor"))
+        return past.distribution(column, version=version, since=since, until=until, bins=bins)
 
     @operation("monitoring.evaluate", resource="platform", mode=Mode.LATE, allow=Role.OPERATOR, internal=True)
     def evaluate(self) -> EvaluationSummary:

@@ -11,7 +11,7 @@ from falaj.records.record import Record
 PREFIX = "variant "
 ORIGINAL: Literal["original"] = "original"
 
-VariantStage = Literal["making", "made", "measuring", "measured", "accepted", "refused"]
+VariantStage = Literal["training", "making", "made", "measuring", "measured", "accepted", "refused"]
 
 
 class VariantProgress(Record):

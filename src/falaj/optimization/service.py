@@ -22,7 +22,7 @@ from falaj.records.control.workflows import WorkflowRun
 from falaj.records.features import Column, DatasetRef
 from falaj.records.governance.identity import Role
 from falaj.records.governance.objects import Cursor, Page, PageSize, StoredObject
-from falaj.records.names import ROOT, WorkspaceRef
+from falaj.records.names import ROOT, Name, WorkspaceRef
 from falaj.records.optimization import (
     AcceptanceBudget,
     FeatureColumns,
@@ -86,13 +86,16 @@ class Optimizations:
         recipes: Recipes = DEFAULT_RECIPES,
         budget: AcceptanceBudget | None = None,
         gpus: GpuCount = 0,
+        queue: Name = "default",
+        environment: Name | None = None,
     ) -> WorkflowRun:
         """Make variants of a model version and measure each on the host; accepted ones become new versions.
 
         `data` is by default the training set of the version. Recipes that learn from rows are given a part of it, and
         quality is measured on the others, or on `held_out`: `target` predicted from `features`, the columns that the
         model takes in order, by default those of its signature. A variant is accepted if it is faster and within the
-        budget. With `gpus` it is measured on a GPU, too.
+        budget. With `gpus` it is measured on a GPU, too. The jobs wait in `queue`, and run in the Python `environment`,
+        which the recipe litert needs for its converter.
         """
         call = current_call()
         original = call.object("model")
@@ -100,7 +103,7 @@ class Optimizations:
         self.gate.require(call, "models.read", original)
         _require_optimizable(version)
         dataset = self._training_set(call, version) if data is None else call.object("data")
-        datasets = [dataset, *([] if held_out is None else [call.object("held_out")])]
+        datasets = [dataset, *([] if held_out is None else [_other_set(call.object("held_out"), dataset)])]
         for each in datasets:
             self.gate.require(call, "features.load", each)
         named = features or tuple(name for tensor in version.inputs[:1] for name in tensor.features)
@@ -118,6 +121,8 @@ class Optimizations:
             "recipes": recipes,
             "budget": (budget or AcceptanceBudget()).model_dump(mode="json"),
             "gpus": gpus,
+            "queue": queue,
+            "environment": environment,
         }
         return self._intents.request(call, WORKFLOW, given)
 
@@ -161,7 +166,9 @@ class Optimizations:
         model: ModelVersionRef,
         *,
         data: DatasetRef,
+        held_out: DatasetRef | None = None,
         job: JobRef,
+        student: JobRef | None = None,
         target: Column,
         features: FeatureColumns,
         budget: AcceptanceBudget,
@@ -175,7 +182,9 @@ class Optimizations:
         facts = {
             "model": original.id,
             "data": call.object("data").id,
+            "held_out": None if held_out is None else call.object("held_out").id,
             "job": made_by.id,
+            "student": None if student is None else call.object("student").id,
             "target": target,
             "features": features,
             "budget": budget.model_dump(mode="json"),
@@ -199,6 +208,18 @@ def _only_target(known: DatasetColumns, features: tuple[str, ...]) -> str:
             allowed=f"the column that the model predicts, one of {', '.join(left[:50]) or 'the data'}",
         )
     return left[0]
+
+
+def _other_set(held_out: StoredObject, data: StoredObject) -> StoredObject:
+    """Return the held-out set. Raise InvalidInput if it is the data: the rows that teach would judge."""
+    if held_out.id == data.id:
+        raise InvalidInput.at(
+            "held_out",
+            given=f"{held_out.name}, which is the data",
+            allowed="another training set",
+            fix="leave it out: half of the data is then held out",
+        )
+    return held_out
 
 
 def _require_optimizable(version: ModelVersion) -> None:

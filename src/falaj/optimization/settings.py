@@ -17,7 +17,11 @@ DEFAULT_RECIPES: tuple[Recipe, ...] = ("onnx", "int8", "int8-static", "fp16", "b
 
 
 class OptimizationSettings(Record):
-    """The first argument is JSON with all settings but the features; each further argument is a feature."""
+    """The first argument is JSON with all settings but the features; each further argument is a feature.
+
+    With `held_out` quality is measured on another set, and recipes learn from all of the data. `no_student` is the
+    reason why there is no student to measure.
+    """
 
     target: Column
     features: FeatureColumns = ()
@@ -25,6 +29,8 @@ class OptimizationSettings(Record):
     budget: AcceptanceBudget = AcceptanceBudget()
     training_s: Annotated[float, Field(gt=0, le=3600)] = 60.0
     seed: Annotated[int, Field(ge=0, le=2**32 - 1)] = 0
+    held_out: bool = False
+    no_student: Annotated[str, Field(max_length=1000)] = ""
 
     def arguments(self) -> tuple[str, ...]:
         return (self.model_dump_json(exclude={"features"}), *self.features)

@@ -18,4 +18,6 @@ optimizations = Table(
     Column("features", JsonText, nullable=False),
     Column("budget", JsonText, nullable=False),
     Column("report", JsonText, nullable=False),
+    Column("held_out", Text, ForeignKey("governance_objects.id")),
+    Column("student", Text, ForeignKey("governance_objects.id")),
 )

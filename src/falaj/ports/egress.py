@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
 
 Admit = Callable[[str], None]
@@ -21,6 +22,28 @@ class EgressAnswer(NamedTuple):
     body: bytes
 
 
+class EgressClient(Protocol):
+    """Requests to one host over connections that are kept; several threads may ask at once."""
+
+    def ask(
+        self,
+        method: Literal["GET", "POST"],
+        path: str,
+        *,
+        headers: Mapping[str, str],
+        body: bytes,
+        within_s: float,
+        limit_bytes: int,
+    ) -> EgressAnswer:
+        """Send a request, and return the answer to it. Raise DeliveryFailed also if that is larger than the limit.
+
+        `within_s` is the time for all of it. A request that a kept connection loses is sent once more.
+        """
+        ...
+
+    def close(self) -> None: ...
+
+
 class Egress(Protocol):
     """Sends requests to allowed hosts. Follows no redirect, uses no proxy, and resolves a name once per request."""
 
@@ -35,15 +58,12 @@ class Egress(Protocol):
         """
         ...
 
-    def ask(
-        self,
-        method: Literal["GET", "POST"],
-        url: str,
-        *,
-        headers: Mapping[str, str],
-        body: bytes,
-        within_s: float,
-        limit_bytes: int,
-    ) -> EgressAnswer:
-        """Send a request, and return the answer to it. Raise DeliveryFailed also if that is larger than the limit."""
+    def connect(
+        self, url: str, *, headers: Mapping[str, str], ca: Path | None = None, most: int = 16
+    ) -> EgressClient:
+        """Return a client for requests to paths below `url`, each with `headers`, over at most `most` connections.
+
+        `ca` has certificates of further authorities. Raise InvalidInput unless requests to `url` are allowed; no
+        connection is opened yet.
+        """
         ...

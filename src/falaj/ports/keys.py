@@ -12,8 +12,15 @@ class WrappedKey(NamedTuple):
     ciphertext: bytes
 
 
+class EcdsaSignature(NamedTuple):
+    """A signature in DER, and the public key that verifies it as DER SubjectPublicKeyInfo."""
+
+    signature: bytes
+    public_key: bytes
+
+
 class KeyService(Protocol):
-    """A versioned root key and an Ed25519 signing key.
+    """A versioned root key, an Ed25519 signing key, and a versioned P-256 key for formats that take no Ed25519.
 
     `context` is additional authenticated data: a key unwraps only under the context it was wrapped with. Every method
     raises KeyUnavailable if the key is missing, locked or unreadable. `unwrap` raises Damaged if the wrapped key was
@@ -43,6 +50,18 @@ class KeyService(Protocol):
 
     def public_key(self) -> bytes:
         """Return the 32 raw bytes of the Ed25519 public key."""
+        ...
+
+    def sign_ecdsa(self, message: bytes) -> EcdsaSignature:
+        """Return the ECDSA signature (SHA-256) of `message` by the newest version of the P-256 key."""
+        ...
+
+    def ecdsa_keys(self) -> tuple[bytes, ...]:
+        """Return the public key of every version of the P-256 key, oldest first; the last one signs."""
+        ...
+
+    def rotate_ecdsa(self) -> bytes:
+        """Create a version of the P-256 key, and return its public key. Earlier ones stay in `ecdsa_keys`."""
         ...
 
     def keep(self, name: str, value: bytes) -> None:

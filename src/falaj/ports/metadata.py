@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol
@@ -41,7 +41,7 @@ def to_micros(moment: datetime) -> int:
 
 def from_micros(stored: int) -> datetime:
     """Return the moment that `to_micros` stored."""
-    return _EPOCH + timedelta(microseconds=stored)
+    return _EPOCH + timedelta(0, 0, stored)
 
 
 class UtcTime(TypeDecorator[datetime]):
@@ -53,8 +53,13 @@ class UtcTime(TypeDecorator[datetime]):
     def process_bind_param(self, value: datetime | None, dialect: Dialect) -> int | None:
         return None if value is None else to_micros(value)
 
-    def process_result_value(self, value: int | None, dialect: Dialect) -> datetime | None:
-        return None if value is None else from_micros(value)
+    def result_processor(self, dialect: Dialect, coltype: object) -> Callable[[int | None], datetime | None]:
+        """Return the conversion itself: by way of `process_result_value` it takes twice as long."""
+        return _moment
+
+
+def _moment(stored: int | None) -> datetime | None:
+    return None if stored is None else from_micros(stored)
 
 
 class JsonText(TypeDecorator[Any]):

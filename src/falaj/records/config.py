@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 from datetime import timedelta
 from ipaddress import IPv4Network, IPv6Network
 from pathlib import Path
@@ -11,38 +10,21 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
+from falaj.records.control.console import ConsoleConfig
 from falaj.records.control.replicas import ReplicaConfig
+from falaj.records.control.tls import Tls, is_loopback
 from falaj.records.control.tracing import TracingConfig, is_listed
 from falaj.records.durations import read_duration
 from falaj.records.governance.egress import read_egress_host, require_egress_addresses, require_egress_host
 from falaj.records.governance.residency import UNKNOWN
-from falaj.records.names import Jurisdiction, Name, TextRule
+from falaj.records.names import Jurisdiction, Name, Secret, TextRule
 from falaj.records.record import Record
 from falaj.records.scheduling.hardware import MPS_DIRECTORY
+from falaj.records.serving.triton import TritonConfig
 from falaj.records.sizes import RULE, read_size
 from falaj.records.training.images import ALLOWED_RULE, PinnedImage, is_allowed, read_image_rule
 
-Secret = Annotated[str, TextRule("(env|file):.+", "a secret is named by env:NAME or file:PATH", limit=1000)]
-"""A reference to a secret: env:NAME or file:PATH. Secrets themselves are never in falaj.toml."""
-
-
 Price = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
-
-
-def is_loopback(bind: str) -> bool:
-    try:
-        return ipaddress.ip_address(bind).is_loopback
-    except ValueError:
-        return bind == "localhost"
-
-
-class Tls(Record):
-    """Certificate and private key, as PEM files. Only TLS 1.3 is spoken."""
-
-    certificate: Path
-    """PEM file with the certificate and its chain."""
-    key: Path
-    """PEM file with the private key."""
 
 
 class ServerConfig(Record):
@@ -100,15 +82,6 @@ class CorsConfig(Record):
 
     origins: Annotated[tuple[Origin, ...], Field(max_length=100)] = ()
     """Like `["https://app.example.org"]`; `["*"]` stands for every site. The scripts need a token all the same."""
-
-
-class TritonConfig(Record):
-    """A Triton Inference Server that runs versions for endpoints whose engine is `triton`."""
-
-    url: str
-    """Its HTTP address, like `https://triton.example.com:8000`; the host must be in `egress.allow`."""
-    zone: Name | None = None
-    """The zone where it runs, for residency; by default that of this machine."""
 
 
 class ServingConfig(Record):
@@ -639,10 +612,20 @@ class EgressConfig(Record):
     """PEM file with certificates of further authorities, for hosts of your own."""
 
 
+class TrackingConfig(Record):
+    """Runs of experiments."""
+
+    keep_deleted: Annotated[
+        timedelta, BeforeValidator(_length), Field(ge=timedelta(0), le=timedelta(days=3650))
+    ] = timedelta(days=30)
+    """How long deleted experiments, runs and logged models can be restored, like 30d; then they are removed."""
+
+
 class Config(Record):
     """The whole of falaj.toml."""
 
     server: ServerConfig = ServerConfig()
+    console: ConsoleConfig = ConsoleConfig()
     serving: ServingConfig = ServingConfig()
     metadata: MetadataConfig = MetadataConfig()
     zones: Annotated[dict[Name, ZoneConfig], Field(min_length=1)] = {"local": ZoneConfig(jurisdiction="AE")}
@@ -658,6 +641,7 @@ class Config(Record):
     [security](../explanation/security.md)."""
     jobs: JobsConfig = JobsConfig()
     features: FeaturesConfig = FeaturesConfig()
+    tracking: TrackingConfig = TrackingConfig()
     queue: QueueConfig = QueueConfig()
     prices: Prices | None = None
     """Prices for the accounting of usage; without them there is none of money."""
@@ -679,6 +663,10 @@ class Config(Record):
     @property
     def tls_of_serving(self) -> Tls | None:
         return self.serving.tls or self.server.tls
+
+    @property
+    def tls_of_console(self) -> Tls | None:
+        return self.console.tls or self.server.tls
 
     @property
     def kueue_waiting_limit(self) -> int | None:
@@ -729,6 +717,14 @@ class Config(Record):
         if self.tls_of_serving is None and not is_loopback(self.serving.bind):
             raise ValueError(
                 f"serving.bind {self.serving.bind} without TLS is refused; set serving.tls, or bind to 127.0.0.1"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _console_has_tls_beyond_loopback(self) -> Config:
+        if self.tls_of_console is None and not is_loopback(self.console.bind):
+            raise ValueError(
+                f"console.bind {self.console.bind} without TLS is refused; set console.tls, or bind to 127.0.0.1"
             )
         return self
 

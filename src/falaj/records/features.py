@@ -328,6 +328,18 @@ class TrainingSet(Record):
     notes: tuple[str, ...] = ()
 
 
+class ColumnOrigin(Record):
+    """Where a column of a training set comes from: a column of a version of a view, columns of the set by an
+    expression, or, without either, its spine. The name of a view is empty if the reader may not see it."""
+
+    column: str
+    view: str | None = None
+    view_id: ObjectId | None = None
+    view_version: int | None = None
+    field: str | None = None
+    expression: str | None = None
+
+
 class InferredFeatures(Record):
     """An entity and a view that fit a file. `skipped` are its columns that no view can store."""
 

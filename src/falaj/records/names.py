@@ -125,3 +125,6 @@ WorkflowRef = Annotated[Reference, RefersTo("work")]
 QueueRef = Annotated[Reference, RefersTo("queue")]
 AnyRef = Annotated[Reference, RefersTo(None)]
 ZoneName = Annotated[Name, PlacedIn()]
+
+Secret = Annotated[str, TextRule("(env|file):.+", "a secret is named by env:NAME or file:PATH", limit=1000)]
+"""A reference to a secret: env:NAME or file:PATH. Secrets themselves are never in falaj.toml."""

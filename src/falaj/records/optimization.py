@@ -127,18 +127,43 @@ class Variant(Record):
     version: Reference | None = None
 
 
+class HeldOutRows(Record):
+    """The rows that quality was measured on: all of a held-out set, or the part of the data that nothing learned from.
+
+    They are `rows` of the `total` with a target, drawn by `seed` where they are not all. `digest` is the SHA-256 of
+    their numbers, features and target, as the model was given them: the same pinned set gives the same digest.
+    """
+
+    part: Literal["held-out set", "part of the data", "data"]
+    rows: Annotated[int, Field(ge=1)]
+    total: Annotated[int, Field(ge=1)]
+    seed: Annotated[int, Field(ge=0)] = 0
+    digest: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+class StudentReport(Record):
+    """What came of the training of students: the `width` of the one that was kept and how much worse it is on rows to
+    check by, or `refused`, the reason why there is none."""
+
+    width: Annotated[int, Field(ge=1)] | None = None
+    worse: Number | None = None
+    steps: Annotated[int, Field(ge=0)] = 0
+    refused: Words = ""
+
+
 class OptimizationReport(Record):
     """The report of the job: the original and its variants, measured side by side on `host`.
 
     `instruction_set` are the CPU's extensions that inference uses, and `gpu` the name of the GPU, on which the original
     was measured too (`on_gpu`). `noise` is how much two copies of the original differ, by size of batch. Recipes that
-    learn from rows had `fitted_rows`; quality was measured on `rows` others.
+    learn from rows had `fitted_rows`; quality was measured on `rows` others, which `held_out` identifies.
     """
 
     metric: QualityMetric
     rows: Annotated[int, Field(ge=1)]
     fitted_rows: Annotated[int, Field(ge=0)] = 0
     skipped_rows: Annotated[int, Field(ge=0)] = 0
+    held_out: HeldOutRows | None = None
     host: Words = ""
     instruction_set: InstructionSet = ()
     gpu: Words = ""
@@ -180,17 +205,21 @@ class Recommendation(Record):
 class Optimization(Record):
     """An optimization that ended: of which version, judged on which data, within which budget, and what came of it.
 
-    `table` and `recommendation` are computed from the report with the prices of now, in `currency`.
+    `held_out` is the set that quality was measured on, where it is another than `data`; `report.held_out` says which of
+    its rows. `student` is the job that trained a student. `table` and `recommendation` are computed from the report
+    with the prices of now, in `currency`.
     """
 
     id: ObjectId
     workspace: ObjectId
     model: str
     data: str
+    held_out: str | None = None
     target: str
     features: tuple[str, ...]
     budget: AcceptanceBudget
     job: ObjectId
+    student: ObjectId | None = None
     report: OptimizationReport
     created_at: datetime
     table: tuple[ParetoRow, ...] = ()

@@ -34,6 +34,8 @@ class PlatformStatus(Record):
     running: bool
     ready: bool = False
     url: str | None = None
+    console: str | None = None
+    """The URL of the console; none where it does not run."""
     pid: int | None = None
     version: str | None = None
     controller: str | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from html import escape
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
@@ -30,6 +30,40 @@ class Record(BaseModel):
         """Return the fields as an HTML table, for notebooks."""
         shown = [(name, value) for name, value in self.__repr_args__() if value not in (None, (), {})]
         return html_table(type(self).__name__, ("field", "value"), shown)
+
+
+R = TypeVar("R", bound=Record)
+
+
+def unvalidated(kind: type[R], values: dict[str, Any]) -> R:
+    """Return a record with these values for all of its fields, in their order, as `model_construct` does.
+
+    That takes ten times as long, and this is for every row that is read: what was stored has been validated.
+    """
+    found = _new(kind)
+    _set(found, "__dict__", values)
+    _set(found, "__pydantic_fields_set__", _FIELD_NAMES[kind])
+    _set(found, "__pydantic_extra__", None)
+    _set(found, "__pydantic_private__", None)
+    return found
+
+
+class _FieldNames(dict[type[Record], set[str]]):
+    def __missing__(self, kind: type[Record]) -> set[str]:
+        return self.setdefault(kind, set(kind.model_fields))
+
+
+_FIELD_NAMES = _FieldNames()
+_new, _set = object.__new__, object.__setattr__
+
+
+class Digested:
+    """A value of an operation's input that has a quick digest of its own, for the audit log."""
+
+    __slots__ = ()
+
+    def digest(self) -> str:
+        raise NotImplementedError
 
 
 def utc_now() -> datetime:

@@ -10,8 +10,11 @@ from pydantic import Field
 
 from falaj.records.governance.identity import Appointment
 from falaj.records.governance.residency import Label
+from falaj.records.models.facts import CodeReference, PackagePin, TrainingHardware
+from falaj.records.models.gates import PromotionEvidence
 from falaj.records.names import Name, ObjectId, PrincipalId, Reference, RefersTo, TextRule
 from falaj.records.record import Record
+from falaj.records.tracking import Tag
 
 ModelRef = Annotated[Reference, RefersTo("model")]
 ModelVersionRef = Annotated[Reference, RefersTo("model_version")]
@@ -39,6 +42,8 @@ Metric = Annotated[float, Field(allow_inf_nan=False)]
 MetricName = Annotated[str, Field(min_length=1, max_length=256)]
 Text = Annotated[str, Field(max_length=2000)]
 CardText = Annotated[str, Field(max_length=200_000)]
+Description = Annotated[str, Field(max_length=10_000)]
+"""What a model or a version is about, in words that may change; the card is signed with its version."""
 
 Metrics = Annotated[dict[MetricName, Metric], Field(max_length=1000)]
 Environment = Annotated[dict[MetricName, Text], Field(max_length=2000)]
@@ -71,7 +76,14 @@ class FileFormat(StrEnum):
     XGBOOST = "xgboost"
     LIGHTGBM = "lightgbm"
     CATBOOST = "catboost"
+    SKOPS = "skops"
     PYTHON = "python"
+    ENSEMBLE = "ensemble"
+    """A graph of other versions and of lookups, which `models.compose` makes."""
+    MLFLOW = "mlflow"
+    """A version that MLflow's client loads, and of which no file is a model that Falaj serves."""
+    PICKLE = "pickle"
+    """Loading it runs code. It is kept where a policy allows that, and never loaded here."""
     ARROW = "arrow"
     PARQUET = "parquet"
     NUMPY = "numpy"
@@ -87,6 +99,10 @@ class FileFormat(StrEnum):
 SIDE_FILES = frozenset(
     {FileFormat.ARROW, FileFormat.PARQUET, FileFormat.NUMPY, FileFormat.JSON, FileFormat.TEXT}
 )
+
+
+MANIFEST_FILE, SIGNATURE_FILE = "manifest.json", "model.sig"
+"""Files of an exported version beside those that were registered."""
 
 
 class TensorSpec(Record):
@@ -114,8 +130,9 @@ class ModelFile(Record):
 class ModelManifest(Record):
     """The signed manifest of a version, which never changes.
 
-    The signature is Ed25519 by the key service over `falaj model manifest v1`, a newline and this record as canonical
-    JSON. A bundle in the format of OpenSSF model signing can be made from it later: it has the same hashes.
+    The signature is in the format of OpenSSF model signing. It covers the version's files and, as `manifest.json`, this
+    record as canonical JSON.
+    `example` is the path of a file with an example of its input; `residency` is the label that it was registered with.
     """
 
     platform: str
@@ -133,6 +150,13 @@ class ModelManifest(Record):
     run: ObjectId | None = None
     sources: tuple[ObjectId, ...] = ()
     environment: dict[str, str] = {}
+    packages: tuple[PackagePin, ...] = ()
+    hardware: TrainingHardware | None = None
+    licence: str | None = None
+    example: str | None = None
+    code: CodeReference | None = None
+    zone: str | None = None
+    residency: Label | None = None
     card: str = ""
     author: PrincipalId
     created_at: datetime
@@ -146,12 +170,42 @@ class ModelManifest(Record):
         return sum(file.size_bytes for file in self.files)
 
 
+class SignatureFormat(StrEnum):
+    """How a version is signed."""
+
+    OPENSSF = "openssf-model-signing"
+    """A sigstore bundle over the files and the manifest, by a P-256 key: the `model.sig` of its export."""
+    ED25519 = "falaj-ed25519"
+    """Over the manifest alone, which has the hashes of the files: versions of earlier releases."""
+
+
 class ModelVersion(ModelManifest):
-    """A version of a model. Its label is the one thing that may change: it follows its sources, and is not signed."""
+    """A version of a model. What is not signed may change: its label, which follows its sources, its description, its
+    tags, and the aliases that point at it.
+
+    `key` is the fingerprint of the key that made `signature`.
+    """
 
     key: str
     signature: str
+    signed_as: SignatureFormat = SignatureFormat.OPENSSF
     label: Label
+    description: str = ""
+    tags: tuple[Tag, ...] = ()
+    aliases: tuple[str, ...] = ()
+    updated_at: datetime | None = None
+
+
+class VersionKey(Record):
+    """The public key, as PEM, that verifies `model.sig` of an exported version; `fingerprint` is the PEM's SHA-256.
+
+    `signed_as` is how the version itself was signed at registration.
+    """
+
+    version: str
+    signed_as: SignatureFormat
+    fingerprint: str
+    pem: str
 
 
 class Alias(Record):
@@ -173,7 +227,17 @@ class Model(Record):
     name: str
     versions: int
     aliases: tuple[Alias, ...] = ()
+    description: str = ""
+    tags: tuple[Tag, ...] = ()
     created_at: datetime
+    updated_at: datetime | None = None
+
+
+class RemovedTags(Record):
+    """Tags that a model or a version no longer has."""
+
+    name: str
+    keys: tuple[str, ...]
 
 
 class AliasMove(StrEnum):
@@ -183,6 +247,8 @@ class AliasMove(StrEnum):
     ROLLBACK = "rollback"
     PROTECT = "protect"
     """It stayed where it was, and was protected: no rollback leads to a version from before."""
+    REMOVE = "remove"
+    """It points at no version from then on; the move names the version that it left."""
 
 
 class AliasChange(Record):
@@ -195,13 +261,24 @@ class AliasChange(Record):
     move: AliasMove
     by: str
     at: datetime
+    evidence: PromotionEvidence | None = None
+
+
+class AliasState(Record):
+    """Where an alias points, or pointed at a time: the move that made it so. Without one, or once removed, nowhere."""
+
+    model: str
+    alias: str
+    at: datetime
+    version: str | None = None
+    change: AliasChange | None = None
 
 
 class Approval(Record):
     """`by` found `version` fit for `alias`, and for nothing else. A rollback from the version withdraws it.
 
     `appointment` is how `by` came to be an approver (None: by a policy, or it was not recorded then); `independent`:
-    without the version's authors.
+    without the version's authors. `evidence` is what was known of the version then.
     """
 
     id: ObjectId
@@ -213,6 +290,7 @@ class Approval(Record):
     withdrawn_at: datetime | None = None
     appointment: Appointment | None = None
     independent: bool = False
+    evidence: PromotionEvidence | None = None
 
 
 class StandingApprovals(Record):
@@ -232,9 +310,14 @@ class Promotion(Record):
 
 
 class VersionCheck(Record):
-    """The progress of verifying a version's bytes and, once `finished`, the verdict."""
+    """The progress of verifying a version's bytes and, once `finished`, the verdict.
+
+    `signed_as` and `key` say which signature holds; none where it does not.
+    """
 
     version: str
+    signed_as: SignatureFormat | None = None
+    key: str | None = None
     finished: bool
     ok: bool = False
     checked_bytes: int = 0
@@ -245,6 +328,8 @@ class VersionCheck(Record):
 class ExportTarget(StrEnum):
     """What a version is exported for."""
 
+    FILES = "files"
+    """The files as they were registered, the manifest, and the signature."""
     TRITON = "triton"
     KSERVE = "kserve"
     EDGE = "edge"
@@ -277,8 +362,8 @@ class ExportedFile(Record):
 class ModelExport(Record):
     """A version in the layout of another system; `files` are all that the folder gets, and `notes` what is left to do.
 
-    `manifest` is the signed manifest of the version, with its `signature` by `public_key`. The hash of that key is
-    `fingerprint`: who checks it knows which platform made the export.
+    `model.sig` among them signs all others, in the format of OpenSSF model signing, by `public_key` (PEM). The SHA-256
+    of that text is `fingerprint`: who checks it knows which platform made the export.
     """
 
     version: str
@@ -287,8 +372,6 @@ class ModelExport(Record):
     files: tuple[ExportedFile, ...]
     label: Label
     notes: tuple[str, ...] = ()
-    manifest: str
-    signature: str
     public_key: str
     fingerprint: str
 

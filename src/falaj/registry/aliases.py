@@ -1,7 +1,8 @@
 """Moves of aliases: promotion, approval of protected aliases, and rollback.
 
 A protected alias moves to a version only if a person with the role approver, who is neither the author of the version
-nor the owner of the run that produced it, nor that of a version that it was made from, has approved it for that alias.
+nor the owner of the run that produced it, nor that of a version that it was made from, nor who is behind a service
+account that is one of these, has approved it for that alias.
 The author or the approver may promote: two people have reviewed the version either way. A rollback needs no approval,
 because it returns to the previous version; it withdraws the approvals of the version that it leaves. It leads to no
 version that the alias left before it was protected, nor to one that it was rolled back from.
@@ -21,16 +22,24 @@ from itertools import groupby
 
 from falaj.errors import Conflict, Denied, Fault, NotFound
 from falaj.governance import objects
-from falaj.governance.identity.appointments import Independence, appointment, holders, people_behind
+from falaj.governance.identity.appointments import (
+    Independence,
+    appointment,
+    holders,
+    is_service_account,
+    people_behind,
+)
 from falaj.governance.operations.call import Call
 from falaj.governance.operations.gate import Gate
 from falaj.governance.policy.implied_actions import SERVE, Context, ContextValue, ImpliedAction
 from falaj.ports.metadata import Transaction
 from falaj.records.governance.identity import Role
 from falaj.records.governance.objects import StoredObject
+from falaj.records.models.gates import PromotionEvidence
 from falaj.records.names import ObjectId, new_id
 from falaj.records.registry import (
     Alias,
+    AliasChange,
     AliasMove,
     Approval,
     ModelManifest,
@@ -39,6 +48,8 @@ from falaj.records.registry import (
     StandingApprovals,
 )
 from falaj.registry import store
+from falaj.registry.gates import store as gate_store
+from falaj.registry.gates.evaluation import PromotionGates
 
 DEFAULT_ALIAS = "champion"
 ROLE_RULE = f"role.{Role.APPROVER}"
@@ -47,8 +58,8 @@ NAMED = 10
 """How many people an error names who could approve."""
 
 
-def promote(call: Call, version: ModelVersion, alias: str) -> Promotion:
-    """Point `alias` at `version`."""
+def promote(call: Call, version: ModelVersion, alias: str, *, gates: PromotionGates) -> Promotion:
+    """Point `alias` at `version`, if it passes the gates of the alias."""
     protection = store.lock_alias(call.tx, version.model, alias)
     if store.version_at(call.tx, version.model, alias, at=None) == version.id:
         raise Conflict(f"{version.reference} is already {alias}")
@@ -56,11 +67,15 @@ def promote(call: Call, version: ModelVersion, alias: str) -> Promotion:
     if protection.protected and not approved:
         message = f"{alias} of {version.name} is protected, and {version.reference} is not approved for it"
         raise unapproved(call.tx, version, alias, message, independent=protection.independent)
-    return _move(call, version.model, version.name, alias, version.id, AliasMove.PROMOTE, approved)
+    names = tuple(approval.by for approval in approved)
+    evidence = gates.require(call, version, alias).model_copy(update={"approved_by": names})
+    return _move(call, version.model, version.name, alias, version.id, AliasMove.PROMOTE, evidence)
 
 
-def approve(call: Call, version: ModelVersion, alias: str, *, comment: str) -> Approval:
-    """Record the caller's approval of `version` for `alias`."""
+def approve(
+    call: Call, version: ModelVersion, alias: str, *, comment: str, gates: PromotionGates
+) -> Approval:
+    """Record the caller's approval of `version` for `alias`, if it passes the gates, with the evidence."""
     if call.caller.kind != "user":
         raise Denied(f"{call.caller.name} is a service account; only a person can approve")
     if call.caller.id in _makers(call.tx, version):
@@ -75,6 +90,7 @@ def approve(call: Call, version: ModelVersion, alias: str, *, comment: str) -> A
     earlier = [each for each in store.approvals_of(call.tx, version.id, alias) if each.by == call.caller.name]
     if any(each.independent >= independent for each in earlier):
         raise Conflict(f"you have already approved {version.reference} for {alias}")
+    evidence = gates.require(call, version, alias)
     store.withdraw_approvals(call.tx, version.id, alias, at=call.now, by=call.caller.id)
     return store.add_approval(
         call.tx,
@@ -88,6 +104,7 @@ def approve(call: Call, version: ModelVersion, alias: str, *, comment: str) -> A
             call.tx, call.caller, Role.APPROVER, workspace=version.workspace, found=found
         ),
         independent=independent,
+        evidence=evidence,
     )
 
 
@@ -116,10 +133,14 @@ def rollback_target(tx: Transaction, model: StoredObject, alias: str) -> ObjectI
 def targets(moves: list[tuple[AliasMove, ObjectId]]) -> list[ObjectId]:
     """Return the versions to which an alias can go back, the current one last.
 
-    A promotion adds a version, a rollback removes the one that it leaves, and a protection those before the current.
+    A promotion adds a version, a rollback removes the one that it leaves, and a protection those before the current. A
+    removed alias begins anew.
     """
     history: list[ObjectId] = []
     for move, version in moves:
+        if move is AliasMove.REMOVE:
+            history = []
+            continue
         if move is AliasMove.PROTECT:
             history = []
         elif move is AliasMove.ROLLBACK:
@@ -139,7 +160,8 @@ def roll_back(call: Call, model: StoredObject, alias: str, *, to: ModelVersion) 
     current = store.version_at(call.tx, model.id, alias, at=None)
     if current is not None:
         store.withdraw_approvals(call.tx, current, alias, at=call.now)
-    return _move(call, model.id, model.name, alias, to.id, AliasMove.ROLLBACK, [])
+        gate_store.withdraw_waivers(call.tx, current, alias, at=call.now)
+    return _move(call, model.id, model.name, alias, to.id, AliasMove.ROLLBACK, None)
 
 
 def _is_protection_recorded(tx: Transaction, model: ObjectId, alias: str) -> bool:
@@ -157,14 +179,31 @@ def protect(call: Call, model: ObjectId, alias: str, *, independent: bool) -> Al
     return next(each for each in aliases_of(call.tx, [model])[model] if each.alias == alias)
 
 
+def remove(call: Call, model: StoredObject, alias: str) -> AliasChange:
+    """Let `alias` point at no version; its history stays."""
+    if store.lock_alias(call.tx, model.id, alias).protected:
+        raise Conflict(
+            f"{alias} of {model.name} is protected, and always points at a version; point it at another one: "
+            f"falaj models promote {model.name}@N --to {alias}"
+        )
+    current = require_known(
+        store.version_at(call.tx, model.id, alias, at=None), model.name, alias, when="now"
+    )
+    move = AliasMove.REMOVE
+    return store.add_change(
+        call.tx, model.id, alias, version=current, move=move, by=call.caller.id, at=call.now
+    )
+
+
 def aliases_of(tx: Transaction, idents: Sequence[ObjectId]) -> dict[ObjectId, tuple[Alias, ...]]:
     """Return every alias of each model, and where it points."""
     found: dict[ObjectId, tuple[Alias, ...]] = dict.fromkeys(idents, ())
     for row in store.alias_rows(tx, idents):
-        if row["at"] is not None or row["protected"]:
+        removed = row["move"] == AliasMove.REMOVE
+        if (row["at"] is not None and not removed) or row["protected"]:
             alias = Alias(
                 alias=row["alias"],
-                version=row["version"],
+                version=None if removed else row["version"],
                 protected=row["protected"],
                 independent=bool(row["independent"]),
                 since=row["at"],
@@ -197,12 +236,23 @@ def _move(
     alias: str,
     version: ObjectId,
     move: AliasMove,
-    approved: list[Approval],
+    evidence: PromotionEvidence | None,
 ) -> Promotion:
     change = store.add_change(
-        call.tx, model, alias, version=version, move=move, by=call.caller.id, at=call.now
+        call.tx, model, alias, version=version, move=move, by=call.caller.id, at=call.now, evidence=evidence
     )
-    return Promotion(model=name, change=change, approved_by=tuple(approval.by for approval in approved))
+    return Promotion(model=name, change=change, approved_by=() if evidence is None else evidence.approved_by)
+
+
+def require_other(call: Call, version: ModelVersion, alias: str, *, doing: str) -> None:
+    """Raise Denied if the caller made `version`, and `alias` is protected."""
+    if store.lock_alias(call.tx, version.model, alias).protected and call.caller.id in _makers(
+        call.tx, version
+    ):
+        raise Denied(
+            f"{call.caller.name} made {version.reference}; someone else must {doing}",
+            details={"rule": "registry.four_eyes", "needs": "an administrator who is not its author"},
+        )
 
 
 def authors_of(tx: Transaction, version: ModelVersion) -> set[str]:
@@ -239,7 +289,10 @@ def _counting(tx: Transaction, version: ObjectId, alias: str, *, independent: bo
 
 
 def _makers(tx: Transaction, version: ModelManifest) -> set[str]:
-    """Return the author of a version, the owner of its run, and those of the versions that it was made from."""
+    """Return the author of a version, the owner of its run, and those of the versions that it was made from.
+
+    Of a service account also who made it and who issued its tokens: it acts for them.
+    """
     made: dict[str, ModelManifest] = {version.id: version}
     left, found = [version], set[str]()
     while left:
@@ -250,7 +303,8 @@ def _makers(tx: Transaction, version: ModelManifest) -> set[str]:
         for row in filter(None, rows):
             made[row["id"]] = ModelManifest.model_validate_json(row["manifest"])
             left.append(made[row["id"]])
-    return found
+    robots = [each for each in found if is_service_account(tx, each)]
+    return found.union(*(people_behind(tx, each) for each in robots))
 
 
 def _able(tx: Transaction, version: ModelVersion, *, independent: bool) -> list[str]:

@@ -8,11 +8,13 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import ColumnElement, RowMapping, Select, func, insert, select, update
 
+from falaj.errors import Conflict
 from falaj.governance import objects
 from falaj.governance.tables import objects as objects_table
 from falaj.ports.metadata import Transaction
 from falaj.records.governance.identity import Appointment
 from falaj.records.governance.objects import StoredObject
+from falaj.records.models.gates import PromotionEvidence
 from falaj.records.names import ObjectId
 from falaj.records.registry import AliasChange, AliasMove, Approval, ModelVersion, StandingApprovals
 from falaj.registry.tables import alias_changes, aliases, approvals, models, versions
@@ -34,7 +36,7 @@ def _query_of_aliases() -> Select[Any]:
     same = (alias_changes.c.model == aliases.c.model) & (alias_changes.c.alias == aliases.c.alias)
     name = func.coalesce(objects_table.c.name, alias_changes.c.version)
     return (
-        select(aliases, alias_changes.c.at, name.label("version"))
+        select(aliases, alias_changes.c.at, alias_changes.c.move, name.label("version"))
         .select_from(aliases)
         .outerjoin(alias_changes, same & (alias_changes.c.seq == newest))
         .outerjoin(objects_table, objects_table.c.id == alias_changes.c.version)
@@ -63,10 +65,21 @@ def find_or_create_model(
     return found.id
 
 
-def next_number(tx: Transaction, model: ObjectId) -> int:
-    """Return the number of the next version; concurrent callers wait until this transaction ends."""
+def next_number(tx: Transaction, model: ObjectId, *, name: str) -> int:
+    """Return the number of the next version of the model of this name; concurrent callers wait until this transaction
+    ends. Conflict if it was renamed or deleted meanwhile."""
     counted = update(models).where(models.c.id == model).values(versions=models.c.versions + 1)
-    return int(tx.execute(counted.returning(models.c.versions)).scalar_one())
+    number = tx.execute(counted.returning(models.c.versions)).scalar_one_or_none()
+    found = objects.by_id(tx, model)
+    if number is None or found is None or found.name != name:
+        raise Conflict(f"the model {name} was renamed or deleted meanwhile; try again")
+    return int(number)
+
+
+def has_versions(tx: Transaction, model: ObjectId) -> bool:
+    """Tell whether a model has versions; it gets none until this transaction ends."""
+    query = select(models.c.versions).where(models.c.id == model).with_for_update()
+    return bool(tx.execute(query).scalar_one())
 
 
 def add_version(
@@ -78,6 +91,11 @@ def add_version(
 
 def version_row(tx: Transaction, ident: ObjectId) -> RowMapping | None:
     return tx.execute(select(versions).where(versions.c.id == ident)).mappings().first()
+
+
+def lock_version(tx: Transaction, ident: ObjectId) -> None:
+    """Lock a version until the transaction ends."""
+    tx.execute(select(versions.c.id).where(versions.c.id == ident).with_for_update())
 
 
 def version_objects(
@@ -157,11 +175,11 @@ def moves(tx: Transaction, model: ObjectId, alias: str) -> list[tuple[AliasMove,
 
 def version_at(tx: Transaction, model: ObjectId, alias: str, *, at: datetime | None) -> ObjectId | None:
     """Return the version that an alias pointed at at a time; None means now."""
-    query = select(alias_changes.c.version).where(*_of(model, alias))
+    query = select(alias_changes.c.version, alias_changes.c.move).where(*_of(model, alias))
     if at is not None:
         query = query.where(alias_changes.c.at <= at)
-    found: ObjectId | None = tx.execute(query.order_by(alias_changes.c.seq.desc()).limit(1)).scalar()
-    return found
+    found = tx.execute(query.order_by(alias_changes.c.seq.desc()).limit(1)).first()
+    return None if found is None or found.move == AliasMove.REMOVE else ObjectId(found.version)
 
 
 def add_change(
@@ -173,6 +191,7 @@ def add_change(
     move: AliasMove,
     by: str,
     at: datetime,
+    evidence: PromotionEvidence | None = None,
 ) -> AliasChange:
     """Add a move of an alias that the caller has locked."""
     last = tx.execute(_changes(model, alias).limit(1)).mappings().first()
@@ -181,10 +200,11 @@ def add_change(
         "alias": alias,
         "seq": 1 if last is None else last["seq"] + 1,
         "version": version,
-        "previous": None if last is None else last["version"],
+        "previous": None if last is None or last["move"] == AliasMove.REMOVE else last["version"],
         "move": move,
         "by": by,
         "at": at,
+        "evidence": _dumped(evidence),
     }
     tx.execute(insert(alias_changes), row)
     return change_record(tx, row)
@@ -209,7 +229,19 @@ def change_record(tx: Transaction, row: dict[str, Any]) -> AliasChange:
         move=AliasMove(row["move"]),
         by=objects.name_of(tx, row["by"]),
         at=row["at"],
+        evidence=row["evidence"],
     )
+
+
+def change_at(tx: Transaction, model: ObjectId, alias: str, *, at: datetime) -> AliasChange | None:
+    """Return the newest move of an alias by a time."""
+    query = _changes(model, alias).where(alias_changes.c.at <= at).limit(1)
+    row = tx.execute(query).mappings().first()
+    return None if row is None else change_record(tx, dict(row))
+
+
+def _dumped(evidence: PromotionEvidence | None) -> dict[str, Any] | None:
+    return None if evidence is None else evidence.model_dump(mode="json")
 
 
 def add_approval(
@@ -223,11 +255,13 @@ def add_approval(
     at: datetime,
     appointment: Appointment | None,
     independent: bool,
+    evidence: PromotionEvidence,
 ) -> Approval:
     row = {"id": ident, "version": version, "alias": alias, "by": by, "comment": comment, "at": at}
     how = None if appointment is None else appointment.model_dump(mode="json")
-    tx.execute(insert(approvals), row | {"appointment": how, "independent": independent})
-    return _approval(tx, row | {"withdrawn_at": None, "appointment": how, "independent": independent})
+    row |= {"appointment": how, "independent": independent, "evidence": _dumped(evidence)}
+    tx.execute(insert(approvals), row)
+    return _approval(tx, row | {"withdrawn_at": None})
 
 
 def approvals_of(tx: Transaction, version: ObjectId, alias: str) -> list[Approval]:

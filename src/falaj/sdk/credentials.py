@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from falaj.errors import Unauthenticated
+from falaj.errors import NotFound, Unauthenticated
 from falaj.records.places import default_config_dir
 from falaj.records.record import utc_now
 
@@ -63,15 +63,24 @@ def forget(url: str) -> None:
         _write({address: token for address, token in _read().items() if address != _address(url)})
 
 
-def sign_in(url: str, code: str) -> str:
-    """Redeem a sign-in code at `url` and save the token; return the name of the user."""
+def sign_in(url: str, code: str) -> tuple[str, str]:
+    """Redeem a sign-in code at `url`, and save the token; return the address of the API and the name of the user.
+
+    A link of the console will do: it says where its API is.
+    """
     from falaj.sdk.remote import connect, redeem
 
-    token = redeem(url, code)
+    try:
+        token = redeem(url, code)
+    except NotFound as error:
+        if "api" not in error.details:
+            raise
+        url = str(error.details["api"])
+        token = redeem(url, code)
     with connect(url, token) as platform:
         name = platform.users.whoami().principal.name
     save(url, token)
-    return name
+    return url, name
 
 
 def _address(url: str) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import gzip
 import hashlib
-import json
 import os
 import secrets
 import shutil
@@ -15,20 +14,24 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-
 from falaj.errors import AlreadyExists, Conflict, Damaged, InvalidInput, Unavailable
-from falaj.records.registry import ExportedFile, ModelExport, ModelManifest
+from falaj.governance.encryption.signing_keys import SigningKey
+from falaj.records.registry import (
+    MANIFEST_FILE,
+    SIGNATURE_FILE,
+    ExportedFile,
+    ModelExport,
+    ModelManifest,
+)
 from falaj.records.sizes import format_size
-from falaj.registry.exports.plan import DOMAIN
-from falaj.registry.manifests import DOMAIN as MANIFEST_DOMAIN
+from falaj.registry.exports.plan import RECORD_FILE
+from falaj.registry.signing.bundles import verify_bundle
 
 if TYPE_CHECKING:
     from falaj.sdk.platform import Platform
 
-RECORD = "export.json"
-"""The file that tells an export from other folders."""
+MARKS = (SIGNATURE_FILE, RECORD_FILE)
+"""Files that tell an export from other folders; the second one, exports of earlier releases."""
 Advance = Callable[[int], None]
 
 
@@ -63,25 +66,29 @@ def export_model(
 
 
 def verify(made: ModelExport) -> None:
-    """Raise Damaged unless the signatures of the manifest and of the list of files hold, and the lists agree."""
+    """Raise Damaged unless `model.sig` signs these files, by the key that the export names, and the manifest agrees."""
     texts = {file.path: file.text for file in made.files if file.text is not None}
     try:
-        public_key, record = bytes.fromhex(made.public_key), texts[RECORD]
-        signature = bytes.fromhex(json.loads(texts["signatures.json"])["export"])
-        key = Ed25519PublicKey.from_public_bytes(public_key)
-        key.verify(bytes.fromhex(made.signature), MANIFEST_DOMAIN + made.manifest.encode())
-        key.verify(signature, DOMAIN + record.encode())
-    except (InvalidSignature, ValueError, KeyError, TypeError):
-        raise Damaged(f"the export of {made.version} is not as it was signed") from None
-    listed = {each["path"]: each["sha256"] for each in json.loads(record)["files"]}
-    found = {file.path: file.sha256 for file in made.files if file.path not in (RECORD, "signatures.json")}
-    if listed != found or hashlib.sha256(public_key).hexdigest() != made.fingerprint:
-        raise Damaged(f"the export of {made.version} has other files than were signed, or another key")
-    manifest = ModelManifest.model_validate_json(made.manifest)
+        key = SigningKey.from_pem(made.public_key)
+        signature, manifest = texts[SIGNATURE_FILE], ModelManifest.model_validate_json(texts[MANIFEST_FILE])
+    except (ValueError, KeyError):
+        raise Damaged(f"the export of {made.version} has no key, signature or manifest") from None
+    if key.fingerprint != made.fingerprint:
+        raise Damaged(f"the export of {made.version} has another key than it says")
+    named = {key.fingerprint: key.public_key}
+    signed = verify_bundle(signature, named.get, where=f"the export of {made.version}")
+    if signed.digests != {file.path: file.sha256 for file in made.files if file.path != SIGNATURE_FILE}:
+        raise Damaged(f"the export of {made.version} has other files than were signed")
+    if any(file.text is not None and _sha256(file.text) != file.sha256 for file in made.files):
+        raise Damaged(f"the export of {made.version} has a text that is not the one that was signed")
     registered = {file.path: (file.size_bytes, file.sha256) for file in manifest.files}
     for file in made.files:
         if file.source is not None and registered.get(file.source) != (file.size_bytes, file.sha256):
             raise Damaged(f"{file.path} of the export differs from {file.source} in the signed manifest")
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def require_free(folder: Path, *, force: bool) -> None:
@@ -94,9 +101,9 @@ def require_free(folder: Path, *, force: bool) -> None:
         return
     if not force:
         raise AlreadyExists(f"{folder} is not empty; name another folder, or replace an export by --force")
-    if not (folder / RECORD).is_file():
+    if not any((folder / mark).is_file() for mark in MARKS):
         raise AlreadyExists(
-            f"{folder} has no {RECORD}: --force replaces earlier exports, and no other folder"
+            f"{folder} has no {SIGNATURE_FILE}: --force replaces earlier exports, and no other folder"
         )
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
-from typing import IO, TYPE_CHECKING, Any, Self
+from typing import IO, TYPE_CHECKING, Any, Literal, Self
 
 from falaj.control.services import Services
 from falaj.records.control.pipelines import StoredPipeline
@@ -17,8 +18,10 @@ from falaj.records.governance.blobs import Blob
 from falaj.records.record import html_table
 from falaj.records.registry import ModelExport, ModelVersion
 from falaj.records.training.jobs import Job
+from falaj.records.tuning import Study
 
 if TYPE_CHECKING:
+    from falaj.sdk.run_import.report import ImportReport
     from falaj.sdk.runs import ActiveRun
 
 CHUNK_BYTES = 1 << 20
@@ -84,6 +87,24 @@ class Platform(Services):
 
         return training.train(self, script, file=file, **options)
 
+    def tune(
+        self,
+        script: str | Path,
+        *,
+        space: str | Path | Mapping[str, Any],
+        metric: str | Sequence[str],
+        **options: Any,
+    ) -> Study:
+        """Search for hyperparameters: trials are jobs that run `script` with values of `space` as options.
+
+        `space` is a TOML file or a dict: {"lr": {"low": 1e-5, "high": 0.1, "log": True}, "optimizer": ["adam", "sgd"]}.
+        `options` are named as those of `falaj tune`: trials, parallel, sampler, pruner, direction, name, register …,
+        and those of `train`. Follow the study with `platform.studies.watch(study.id)`.
+        """
+        from falaj.sdk import tuning
+
+        return tuning.tune(self, script, space=space, metric=metric, **options)
+
     def predict(
         self,
         model: str,
@@ -95,7 +116,8 @@ class Platform(Services):
     ) -> WorkflowRun:
         """Predict the rows of a Parquet file, of a table, or of view:NAME, dataset:NAME or blob:NAME, as a job.
 
-        The predictions become the blob `name`. `options` are those of predictions.start: into, cpus, gpus, queue.
+        The predictions become the blob `name`. `options` are those of predictions.start: into, device, cpus, gpus,
+        retries, queue.
         """
         from falaj.sdk import features
 
@@ -129,14 +151,50 @@ class Platform(Services):
 
         return export_model(self, model, Path(folder), to=to, force=force, **options)
 
-    def run(self, experiment: str, *, name: str | None = None, **options: Any) -> ActiveRun:
+    def run(
+        self,
+        experiment: str,
+        *,
+        name: str | None = None,
+        system_metrics_every: timedelta | None = None,
+        **options: Any,
+    ) -> ActiveRun:
         """Start a run of an experiment for a `with` block: `with platform.run("churn") as run: run.log(auc=0.9)`.
 
-        `options` are those of runs.start: params, tags, sources, workspace.
+        `options` are those of runs.start: params, tags, parent, sources, workspace. With `system_metrics_every` the
+        run also logs the CPU, memory, disk, network and GPUs of this machine so often.
         """
         from falaj.sdk.runs import ActiveRun
 
-        return ActiveRun(self, self.runs.start(experiment, name=name, **options))
+        started = self.runs.start(experiment, name=name, **options)
+        return ActiveRun(self, started, system_metrics_every=system_metrics_every)
+
+    def import_runs(
+        self,
+        source: str | Path,
+        *,
+        kind: Literal["mlflow", "wandb"] | None = None,
+        experiments: Sequence[str] = (),
+        artifacts: str | Path | None = None,
+        workspace: str | None = None,
+        **options: Any,
+    ) -> ImportReport:
+        """Copy the runs of an MLflow server (its address), of its SQLite file, or of a W&B export (JSON lines).
+
+        It is read in this process, and can be repeated: only what is missing is sent. `artifacts` is the folder of the
+        artifacts, where those are not beside the file. `options` are those of ImportOptions: prefix, merge, with_files.
+        """
+        from falaj.sdk.run_import.sources import import_runs
+
+        return import_runs(
+            self,
+            source,
+            kind=kind,
+            experiments=experiments,
+            artifacts=None if artifacts is None else Path(artifacts),
+            workspace=workspace,
+            **options,
+        )
 
     def verify_audit(self, *, deep: bool = False) -> LogCheck:
         """Verify the audit log; `deep`: the stores against it, too. Return the result."""

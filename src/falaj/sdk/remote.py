@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import ssl
 import uuid
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
 import httpx
@@ -24,6 +25,7 @@ from falaj.errors import (
 )
 from falaj.governance.operations.caller import current_terms
 from falaj.governance.operations.operation import Operation, ResponseShape
+from falaj.records.governance.identity import IssuedToken
 from falaj.sdk.credentials import token_for
 from falaj.sdk.platform import Platform
 
@@ -35,9 +37,18 @@ LIMITS = httpx.Limits(max_connections=100, max_keepalive_connections=20, keepali
 """Idle connections are closed before the server does it, after five seconds."""
 
 
-def connect(url: str, token: str | None = None) -> Platform:
-    """Connect to the platform at `url`. The default token is FALAJ_TOKEN or the saved one; FALAJ_CA names a CA file."""
-    client = _client(url, token or token_for(url))
+def connect(
+    url: str,
+    token: str | None = None,
+    *,
+    verify: ssl.SSLContext | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> Platform:
+    """Connect to the platform at `url`. The default token is FALAJ_TOKEN or the saved one; FALAJ_CA names a CA file.
+
+    `verify` is how to verify its certificate, instead; `headers` are sent with every request.
+    """
+    client = _client(url, token or token_for(url), verify, headers)
     gate = RemoteGate(client)
     services = Services(**{name: remote_service(kind, gate) for name, kind in service_types().items()})
     return Platform(services, where=url, on_close=client.close)
@@ -45,10 +56,21 @@ def connect(url: str, token: str | None = None) -> Platform:
 
 def redeem(url: str, code: str) -> str:
     """Redeem a sign-in code; return the token."""
-    with _client(url, None) as client:
+    return redeem_token(url, code).secret
+
+
+def redeem_token(
+    url: str,
+    code: str,
+    *,
+    verify: ssl.SSLContext | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> IssuedToken:
+    """Redeem a sign-in code; return the token with its id."""
+    with _client(url, None, verify, headers) as client:
         response = _send(client, client.build_request("POST", "/signin", json={"code": code}))
         _raise_problem(response)
-        return str(response.json()["secret"])
+        return IssuedToken.model_validate_json(response.content)
 
 
 def remote_service(service: type, gate: RemoteGate) -> Any:
@@ -232,15 +254,18 @@ class _unbroken:  # noqa: N801 - used as a with-statement
             raise Interrupted(f"the stream was interrupted: {error}; continue from its cursor") from error
 
 
-def _client(url: str, token: str | None) -> httpx.Client:
+def _client(
+    url: str,
+    token: str | None,
+    trust: ssl.SSLContext | None = None,
+    further: Mapping[str, str] | None = None,
+) -> httpx.Client:
     token = token and token.strip()
     if token and not (token.isascii() and token.isprintable()):
         raise Unauthenticated("the token has characters that no token has; was it cut or changed?")
-    headers = {"Authorization": f"Bearer {token}"} if token else {}
-    verify: Any = os.environ.get("FALAJ_CA") or True
+    headers = {**(further or {}), **({"Authorization": f"Bearer {token}"} if token else {})}
+    verify: Any = trust or os.environ.get("FALAJ_CA") or True
     if isinstance(verify, str):
-        import ssl
-
         verify = ssl.create_default_context(cafile=verify)
     try:
         return httpx.Client(

@@ -13,6 +13,7 @@ from falaj.governance import objects
 from falaj.governance.encryption.blobs import EncryptedBlobs
 from falaj.governance.encryption.digest import RunningDigest
 from falaj.governance.encryption.keyring import has_living_key, require_living_key
+from falaj.governance.operations import events
 from falaj.governance.operations.call import Call
 from falaj.governance.operations.gate import Gate
 from falaj.ports.blobs import BlobKey
@@ -20,12 +21,14 @@ from falaj.ports.metadata import Transaction
 from falaj.ports.parsers import ByteSource, ParserPool
 from falaj.records.governance.objects import StoredObject
 from falaj.records.names import ObjectId
-from falaj.records.serving.predictions import PredictionBatch, PredictionRecord
+from falaj.records.serving.predictions import AnnouncedPredictions, PredictionBatch, PredictionRecord
 from falaj.serving import store
 from falaj.serving.prediction_batches import DecodedBatch, decode_batch, split_id
 
 ARROW = "arrow"
 """The name of the parser, see assembly/parsing.py."""
+PREDICTED = "endpoints.predicted"
+"""The event that tells of the batches of a version since the last one; no operation has its name."""
 DECODED_LIMIT = 512 << 20
 CACHED_BATCHES = 32
 """Decoded batches that stay in memory, because labels arrive in groups."""
@@ -74,7 +77,7 @@ class PredictionLog:
             if workspace is None:
                 raise objects.unknown(workspace_id, "workspace")
             new = call.create("predictions", workspace=workspace, zone=zone.name, ident=ident)
-            return store.add_batch(
+            stored = store.add_batch(
                 call.tx,
                 new,
                 endpoint=endpoint.id,
@@ -84,6 +87,8 @@ class PredictionLog:
                 size_bytes=digest.size_bytes,
                 sha256=digest.hexdigest(),
             )
+            store.count_unannounced(call.tx, stored, version=version.id)
+            return stored
 
         return self._gate.commit(call, publish)
 
@@ -154,6 +159,28 @@ class PredictionLog:
         except InvalidInput as error:
             raise Damaged(f"a batch of predictions cannot be read: {error}") from error
         return decode_batch(parsed.content, limit_bytes=2 * DECODED_LIMIT)
+
+
+def announce_predictions(call: Call) -> AnnouncedPredictions:
+    """Announce the batches that no event has told of: one event for each endpoint and version."""
+    told = 0
+    found = store.take_unannounced(call.tx)
+    for each in found:
+        endpoint = objects.ever(call.tx, each.endpoint)
+        if endpoint is None:
+            continue
+        data = {
+            "name": endpoint.name,
+            "version": objects.name_of(call.tx, each.version),
+            "batches": each.batches,
+            "rows": each.rows,
+            "since": each.since.isoformat(),
+            "until": each.until.isoformat(),
+            "newest": each.newest,
+        }
+        events.announce(call, PREDICTED, subject=endpoint, data=data)
+        told += 1
+    return AnnouncedPredictions(events=told, rows=sum(each.rows for each in found))
 
 
 def _require_moderate(size_bytes: int) -> None:

@@ -8,12 +8,13 @@ again does not end it. An approver can release it. Decision 0021. A policy can d
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from sqlalchemy import RowMapping
 
-from falaj.errors import Conflict, Denied
+from falaj.errors import Conflict, Denied, FalajError
 from falaj.governance.identity.appointments import ways_to
 from falaj.governance.operations.call import Call
 from falaj.ports.metadata import Transaction
@@ -25,6 +26,9 @@ from falaj.records.serving.endpoints import DeployedEndpoint, ServedRoute
 from falaj.serving import store
 from falaj.serving.dependencies import VersionApprovals
 
+LoadSteps = Callable[[Transaction, ObjectId], Sequence[ModelVersion]]
+"""Loads the versions that are steps of a version; none unless it is an ensemble."""
+
 CONTROLLER = "controller"
 """The service account that reverts what a workflow began."""
 
@@ -34,6 +38,7 @@ class EndpointProtection:
     """Decides which versions an endpoint may serve."""
 
     approvals: VersionApprovals
+    steps: LoadSteps
 
     def require(
         self,
@@ -46,8 +51,9 @@ class EndpointProtection:
     ) -> None:
         """Raise Denied unless `target` may serve `versions`; protect it if one of them makes it protected.
 
-        On an endpoint that was protected before, a version that answers requests now may stay: it was approved when it
-        came, and a rollback to it must not wait.
+        The steps of an ensemble need what the ensemble needs, each for itself: whoever approves the whole may be the
+        author of a step. On an endpoint that was protected before, a version that answers requests now may stay: it
+        was approved when it came, and a rollback to it must not wait.
         """
         earlier = store.protection(call.tx, target)
         kept = set() if earlier is None else self._kept(call, versions, routes, before)
@@ -57,7 +63,8 @@ class EndpointProtection:
             return
         for version in versions:
             if version.id not in kept:
-                self._require(call, target, version, bound["alias"], independent=bound["independent"])
+                for each in self._whole(call.tx, version):
+                    self._require(call, target, each, bound["alias"], independent=bound["independent"])
 
     def require_by_policy(
         self,
@@ -78,7 +85,8 @@ class EndpointProtection:
         kept = self._kept(call, versions, routes, before)
         for version in versions:
             if version.id not in kept:
-                self.approvals.require_by_policy(call, target, version)
+                for each in self._whole(call.tx, version):
+                    self.approvals.require_by_policy(call, target, each)
 
     def alias_of(self, call: Call, target: StoredObject, versions: Iterable[ObjectId]) -> str | None:
         """Return the alias that protects an endpoint which serves `versions`, or for which policies demand approval."""
@@ -90,12 +98,24 @@ class EndpointProtection:
     def bind(self, call: Call, target: StoredObject, versions: Iterable[ObjectId]) -> RowMapping | None:
         """Protect `target` if a protected alias has pointed at one of `versions`; return its protection, if any."""
         if store.protection(call.tx, target) is None:
-            found = self._aliases(call.tx, versions)
+            found = self._aliases(call.tx, self.with_steps(call.tx, versions))
             if found:
                 independent = any(demands for _, demands in found)
                 store.set_protection(call, target, found[0][0], independent=independent)
         row = store.protection(call.tx, target)
         return None if row is None or row["alias"] is None else row
+
+    def with_steps(self, tx: Transaction, versions: Iterable[ObjectId]) -> list[ObjectId]:
+        """Return versions and the steps of ensembles among them, as far as they can be read.
+
+        What is served now may be damaged; it must be possible to replace it.
+        """
+        found: list[ObjectId] = []
+        for version in versions:
+            found.append(version)
+            with suppress(FalajError):
+                found += [step.id for step in self.steps(tx, version)]
+        return found
 
     def protect(
         self,
@@ -110,7 +130,8 @@ class EndpointProtection:
         row = store.protection(call.tx, target)
         demanded = independent or (row is not None and row["alias"] is not None and row["independent"])
         for version in versions:
-            self._require(call, target, version, alias, independent=demanded)
+            for each in self._whole(call.tx, version):
+                self._require(call, target, each, alias, independent=demanded)
         store.set_protection(call, target, alias, independent=demanded)
 
     def release(self, call: Call, target: StoredObject) -> None:
@@ -148,6 +169,10 @@ class EndpointProtection:
                 or not self.approvals.were_withdrawn(call.tx, version)
             )
         }
+
+    def _whole(self, tx: Transaction, version: ModelVersion) -> list[ModelVersion]:
+        """Return a version, and the steps of one that is an ensemble."""
+        return [version, *self.steps(tx, version.id)]
 
     def _aliases(self, tx: Transaction, versions: Iterable[ObjectId]) -> list[tuple[str, bool]]:
         return [found for each in versions for found in self.approvals.protected_aliases(tx, each)]

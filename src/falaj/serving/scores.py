@@ -11,12 +11,7 @@ from math import isfinite, log
 from falaj.errors import InvalidInput
 from falaj.records.serving.endpoints import ScoringRule
 from falaj.records.serving.shadows import OutputDifference, ShadowCounts, ShadowDifference
-
-BOUNDS_S = (
-    *(0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05),
-    *(0.1, 0.2, 0.5, 1.0, 2.0, 5.0),
-)
-"""Upper bounds of the latency buckets in seconds; one more bucket holds the rest."""
+from falaj.records.serving.statistics import BOUNDS_S, percentile_ms
 
 SMALLEST = 1e-7
 """Lower bound of probabilities, near the resolution of float32, so that log loss stays finite."""
@@ -72,19 +67,6 @@ def slow_bound_s(latency: Sequence[int], share: float = 0.05) -> float | None:
 def slower_than(latency: Sequence[int], bound_s: float) -> int:
     """Return how many requests took longer than `bound_s`, a bound of the buckets."""
     return sum(latency[bisect_left(BOUNDS_S, bound_s * (1 - 1e-9)) + 1 :])
-
-
-def percentile_ms(latency: Sequence[int], share: float) -> float | None:
-    """Return the `share` quantile of latency, interpolated within its bucket; None without requests."""
-    total = sum(latency)
-    if not total:
-        return None
-    wanted, below, seen = share * total, 0.0, 0
-    for number, bound in zip(latency, [*BOUNDS_S, BOUNDS_S[-1]], strict=False):
-        if number and seen + number >= wanted:
-            return 1000 * (below + (bound - below) * (wanted - seen) / number)
-        seen, below = seen + number, bound
-    return 1000 * BOUNDS_S[-1]
 
 
 # ------------------------------------------------------------------------------------------------ shadows

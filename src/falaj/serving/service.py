@@ -24,7 +24,7 @@ from falaj.records.governance.identity import Role
 from falaj.records.governance.objects import Cursor, Page, PageSize, StoredObject
 from falaj.records.names import DEFAULT_WORKSPACE, Name, ObjectId, WorkspaceRef, ZoneName
 from falaj.records.optimization import VariantChoice
-from falaj.records.registry import AliasName, ModelVersionRef
+from falaj.records.registry import AliasName, ModelVersion, ModelVersionRef
 from falaj.records.serving.endpoints import (
     DeployedEndpoint,
     EndpointRef,
@@ -37,6 +37,7 @@ from falaj.records.serving.endpoints import (
 )
 from falaj.records.serving.lookups import Lookup
 from falaj.records.serving.predictions import (
+    AnnouncedPredictions,
     FeedbackResult,
     GroundTruth,
     InferenceResult,
@@ -84,7 +85,7 @@ from falaj.serving.lookups.versions import (
     has_imputation,
     known_values,
 )
-from falaj.serving.prediction_log import PredictionLog
+from falaj.serving.prediction_log import PredictionLog, announce_predictions
 from falaj.serving.protection import EndpointProtection
 
 MODEL_SERVER = "model-server"
@@ -121,7 +122,7 @@ class Endpoints:
         self.gate = gate
         self._prediction_log = PredictionLog(gate, stores, parsers)
         self._versions = versions
-        self._protection = EndpointProtection(approvals)
+        self._protection = EndpointProtection(approvals, self._steps)
         self._views = views
         self._version_lookups = VersionLookups(gate, training)
         self._variants = variants
@@ -382,11 +383,18 @@ class Endpoints:
         return self._server.replicas()
 
     @operation("endpoints.stats", resource="endpoint", mode=Mode.READ)
-    def stats(self, endpoint: EndpointRef, *, since: AwareDatetime | None = None) -> EndpointStats:
-        """Show requests, errors, latency and scores of each version; the model server reports every few seconds."""
+    def stats(
+        self, endpoint: EndpointRef, *, since: AwareDatetime | None = None, until: AwareDatetime | None = None
+    ) -> EndpointStats:
+        """Show requests, errors, latency and scores of each version; the model server reports every few seconds.
+
+        Requests are counted by the minute in which they came, and labels by the time of the prediction.
+        """
         call = current_call()
+        if since is not None and until is not None and until <= since:
+            raise InvalidInput.at("until", given=until, allowed=f"later than {since.isoformat()}")
         record = store.endpoint_record(call.tx, call.object("endpoint"))
-        versions = store.stats(call.tx, record.id, since=since)
+        versions = store.stats(call.tx, record.id, since=since, until=until)
         return EndpointStats(endpoint=record.name, since=since, scoring=record.scoring, versions=versions)
 
     @operation("endpoints.load", resource="workspace", mode=Mode.READ)
@@ -490,6 +498,18 @@ class Endpoints:
         served = call.object("endpoint"), call.object("version")  # `views` are sources of the call as well
         return self._prediction_log.add(call, data, *served, ident=ObjectId(batch), rows=rows)
 
+    @operation("endpoints.announce", resource="platform", mode=Mode.LATE, allow=Role.OPERATOR, internal=True)
+    def announce(self) -> AnnouncedPredictions:
+        """Tell of the predictions since the last time, as one event for each endpoint and version.
+
+        The controller calls this. If there were none, this is a single query and is not audited.
+        """
+        call = current_call()
+        with self.gate.database.read() as tx:
+            if not store.has_unannounced(tx):
+                return AnnouncedPredictions()
+        return self.gate.commit(call, lambda: announce_predictions(call))
+
     @operation("endpoints.report", resource="endpoint", allow=Role.OPERATOR, internal=True)
     def report(
         self,
@@ -530,7 +550,8 @@ class Endpoints:
         """Validate and store `routes`; lookup, scoring and sticky key stay as in `before` unless given."""
         zone = self.gate.zones.named(target.zone)
         versions = validation.require_servable(self.gate, call, found, zone, opened=self._versions)
-        self._server.require_engine({version.format for version in versions})
+        parts = [step for version in versions for step in self._steps(call.tx, version.id)]
+        self._server.require_engine({version.format for version in (*versions, *parts)})
         self._protection.require(call, target, versions, routes=routes, before=before)
         flowing = [] if before is None else [*found]  # a new endpoint has edges from its inputs already
         if lookup is not None:
@@ -563,13 +584,19 @@ class Endpoints:
         labelled = objects.by_id(call.tx, target.id) or target
         self._protection.require_by_policy(call, labelled, versions, routes=routes, before=before)
 
+    def _steps(self, tx: Transaction, version: ObjectId) -> Sequence[ModelVersion]:
+        """Return the versions that an ensemble consists of; none of any other version, or of one that was deleted."""
+        found = objects.by_id(tx, version)
+        parts = [] if found is None else validation.ensemble_parts(tx, self._versions(tx, found))
+        return [self._versions(tx, part) for part in parts if part.kind == "model_version"]
+
     def _require_lookup_may_change(
         self, call: Call, target: StoredObject, lookup: Lookup, before: DeployedEndpoint | None
     ) -> None:
         """Raise Denied if the endpoint is protected and would get other inputs: they decide on its answers, too."""
         if before is None or validation.is_same_lookup(lookup, before.lookup):
             return
-        served = [route.id for route in before.routes]
+        served = self._protection.with_steps(call.tx, [route.id for route in before.routes])
         if self._protection.alias_of(call, target, served) is not None:
             self._require_governor(call, target, "change its lookup")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import RowMapping, delete, func, insert, select, update
 
@@ -12,9 +12,10 @@ from falaj.governance import objects
 from falaj.governance.operations.call import Call
 from falaj.governance.tables import blobs
 from falaj.governance.tables import objects as objects_table
-from falaj.ports.metadata import Transaction
+from falaj.ports.metadata import Transaction, to_micros
 from falaj.records.governance.objects import StoredObject
 from falaj.records.names import ObjectId
+from falaj.records.registry import ModelVersion
 from falaj.records.serving.endpoints import (
     DeployedEndpoint,
     LoadProblem,
@@ -27,8 +28,8 @@ from falaj.records.serving.lookups import Lookup
 from falaj.records.serving.predictions import PredictionBatch
 from falaj.records.serving.settings import MeasuredVersion, ServingSettings
 from falaj.records.serving.shadows import ShadowCounts, ShadowDifference
-from falaj.records.serving.statistics import Observation, VersionCounts, VersionStats
-from falaj.serving.scores import difference_of, merge_counts, percentile_ms, slow_bound_s, slower_than
+from falaj.records.serving.statistics import Observation, VersionCounts, VersionStats, percentile_ms
+from falaj.serving.scores import difference_of, merge_counts, slow_bound_s, slower_than
 from falaj.serving.tables import (
     batches,
     counts,
@@ -40,6 +41,7 @@ from falaj.serving.tables import (
     protections,
     settings,
     shadows,
+    unannounced,
 )
 
 SLICE = 900
@@ -53,6 +55,24 @@ _ADVANCE = (
     "INSERT INTO serving_revision (id, revision) VALUES (1, 1) "
     "ON CONFLICT (id) DO UPDATE SET revision = serving_revision.revision + 1 RETURNING revision"
 )
+_COUNT_UNANNOUNCED = (
+    "INSERT INTO serving_unannounced (endpoint, version, batches, rows, since, until, newest) "
+    "VALUES (?, ?, 1, ?, ?, ?, ?) ON CONFLICT (endpoint, version) DO UPDATE SET "
+    "batches = serving_unannounced.batches + 1, rows = serving_unannounced.rows + excluded.rows, "
+    "until = excluded.until, newest = excluded.newest RETURNING batches"
+)
+
+
+class UnannouncedPredictions(NamedTuple):
+    """Batches of a version at an endpoint, from `since` to `until`; `newest` is the id of the last of them."""
+
+    endpoint: ObjectId
+    version: ObjectId
+    batches: int
+    rows: int
+    since: datetime
+    until: datetime
+    newest: ObjectId
 
 
 # ------------------------------------------------------------------------------------------- endpoints
@@ -100,6 +120,18 @@ def put_endpoint(
 
 def endpoint_row(tx: Transaction, ident: str) -> RowMapping | None:
     return tx.execute(select(endpoints).where(endpoints.c.id == ident)).mappings().first()
+
+
+def endpoints_of(tx: Transaction, version: ModelVersion) -> list[ObjectId]:
+    """Return the endpoints that serve the model of `version`: those of its workspace, and others that route to it."""
+    query = select(endpoints.c.id, endpoints.c.routes, endpoints.c.previous, objects_table.c.workspace)
+    query = query.join(objects_table, objects_table.c.id == endpoints.c.id)
+    return [
+        row.id
+        for row in tx.execute(query.where(endpoints.c.model == version.name))
+        if row.workspace == version.workspace
+        or any(each.get("id") == version.id for each in [*row.routes, *row.previous])
+    ]
 
 
 def protection(tx: Transaction, found: StoredObject) -> RowMapping | None:
@@ -271,15 +303,19 @@ def _begin(tx: Transaction, endpoint: str, moment: datetime) -> datetime:
     return minute if row is None or row["changed_at"] > moment else max(minute, row["changed_at"])
 
 
-def stats(tx: Transaction, endpoint: str, *, since: datetime | None) -> tuple[VersionStats, ...]:
-    """Return the statistics of each version since a time: labels exactly, requests by counting period."""
+def stats(
+    tx: Transaction, endpoint: str, *, since: datetime | None, until: datetime | None = None
+) -> tuple[VersionStats, ...]:
+    """Return the statistics of each version in a time: labels exactly, requests by counting period."""
     query = select(counts).where(counts.c.endpoint == endpoint)
     if since is not None:
         query = query.where(counts.c.at >= _begin(tx, endpoint, since))
+    if until is not None:
+        query = query.where(counts.c.at < _begin(tx, endpoint, until))
     found: dict[str, list[RowMapping]] = {}
     for row in tx.execute(query).mappings():
         found.setdefault(row["version"], []).append(row)
-    scored = _scored(tx, endpoint, since)
+    scored = _scored(tx, endpoint, since, until)
     versions = sorted({*found, *scored}, key=lambda version: (len(version), version))
     return tuple(_version_stats(each, found.get(each, []), scored.get(each, {})) for each in versions)
 
@@ -299,11 +335,15 @@ def _version_stats(version: str, rows: Sequence[RowMapping], scored: dict[str, A
     )
 
 
-def _scored(tx: Transaction, endpoint: str, since: datetime | None) -> dict[str, dict[str, Any]]:
+def _scored(
+    tx: Transaction, endpoint: str, since: datetime | None, until: datetime | None
+) -> dict[str, dict[str, Any]]:
     """Return the number of scored labels of each version, of those without a score, and the mean and variance."""
     of_it = [labels.c.endpoint == endpoint]
     if since is not None:
         of_it.append(labels.c.predicted_at >= since)
+    if until is not None:
+        of_it.append(labels.c.predicted_at < until)
     score = labels.c.score
     means = select(labels.c.version, func.count(), func.count(score), func.avg(score)).where(*of_it)
     found: dict[str, dict[str, Any]] = {}
@@ -394,6 +434,22 @@ def batch_row(tx: Transaction, ident: str) -> RowMapping | None:
     """Return the row of a batch with the key of its blob."""
     query = select(batches, blobs.c.key).join(blobs, blobs.c.id == batches.c.id)
     return tx.execute(query.where(batches.c.id == ident)).mappings().first()
+
+
+def count_unannounced(tx: Transaction, batch: PredictionBatch, *, version: ObjectId) -> None:
+    """Count a batch among those of its endpoint and version that no event has told of."""
+    at = to_micros(batch.created_at)
+    tx.execute_sql(_COUNT_UNANNOUNCED, (batch.endpoint, version, batch.rows, at, at, batch.id))
+
+
+def has_unannounced(tx: Transaction) -> bool:
+    return tx.execute(select(unannounced.c.endpoint).limit(1)).first() is not None
+
+
+def take_unannounced(tx: Transaction) -> list[UnannouncedPredictions]:
+    """Return the counts of all batches that no event has told of, and forget them."""
+    taken = tx.execute(delete(unannounced).returning(*unannounced.c)).mappings()
+    return sorted((UnannouncedPredictions(**row) for row in taken), key=lambda each: each.newest)
 
 
 def put_labels(tx: Transaction, rows: Sequence[dict[str, Any]]) -> set[str]:

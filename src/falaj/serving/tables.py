@@ -118,6 +118,19 @@ batches = Table(
     Index("serving_batches_endpoint", "endpoint", "id"),
 )
 
+unannounced = Table(  # batches of a version that no event has told of yet
+    "serving_unannounced",
+    METADATA,
+    _endpoint_key(),
+    Column("version", Text, ForeignKey("governance_objects.id"), primary_key=True),
+    Column("batches", BigInteger, nullable=False),
+    Column("rows", BigInteger, nullable=False),
+    Column("since", UtcTime, nullable=False),
+    Column("until", UtcTime, nullable=False),
+    Column("newest", Text, ForeignKey("governance_objects.id"), nullable=False),
+    info=UNRECORDED,
+)
+
 labels = Table(
     "serving_labels",
     METADATA,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from falaj.errors import Fault, InvalidInput, KeyUnavailable, ResidencyDenied
+from falaj.errors import Fault, InvalidInput, KeyUnavailable, NotFound, ResidencyDenied
 from falaj.governance import objects
 from falaj.governance.encryption.keyring import has_living_key
 from falaj.governance.operations.call import Call
@@ -14,7 +14,7 @@ from falaj.ports.metadata import Transaction
 from falaj.records.features import ColumnType
 from falaj.records.governance.objects import StoredObject
 from falaj.records.governance.residency import Zone
-from falaj.records.registry import ModelVersion
+from falaj.records.registry import FileFormat, ModelVersion
 from falaj.records.serving.endpoints import DeployedEndpoint, Route, ServedRoute
 from falaj.records.serving.lookups import Lookup, ViewLookup
 from falaj.records.serving.tensors import Datatype
@@ -40,23 +40,44 @@ def require_servable(
     """Return the versions `found`. Raise unless each may be served in `zone`."""
     for each in found:
         gate.require(call, "models.read", each)
-    gate.zones.require(call.tx, found, zone, seen=partial(gate.authorizer.sees, call.tx, call.caller))
+    seen = partial(gate.authorizer.sees, call.tx, call.caller)
+    gate.zones.require(call.tx, found, zone, seen=seen)
     versions = [opened(call.tx, each) for each in found]
     faults = [fault for version in versions if (fault := format_fault(version)) is not None]
+    for version in versions:
+        for part in ensemble_parts(call.tx, version):
+            gate.require(call, "models.read" if part.kind == "model_version" else "features.read", part)
+            gate.zones.require(call.tx, [part], zone, seen=seen)
     if faults:
         raise InvalidInput("the model server has no engine for this format", faults=faults)
     return versions
 
 
+def ensemble_parts(tx: Transaction, version: ModelVersion) -> list[StoredObject]:
+    """Return the versions and views that an ensemble consists of; none of any other version. Raise NotFound if one
+    was deleted."""
+    if version.format is not FileFormat.ENSEMBLE:
+        return []
+    found = [objects.by_id(tx, ident) for ident in version.sources]
+    if None in found:
+        raise NotFound(f"a step of {version.reference} was deleted: {version.sources[found.index(None)]}")
+    return [part for part in found if part is not None]
+
+
 def require_still_servable(
-    gate: Gate, tx: Transaction, version: StoredObject, served: DeployedEndpoint
+    gate: Gate,
+    tx: Transaction,
+    version: StoredObject,
+    served: DeployedEndpoint,
+    *,
+    parts: Sequence[StoredObject] = (),
 ) -> None:
-    """Raise if a deployed version, or a view that it looks up, lost its key, or may no longer lie in the endpoint's
-    zone or on this machine."""
+    """Raise if a deployed version, one of its `parts`, or a view that it looks up, lost its key, or may no longer lie
+    in the endpoint's zone or on this machine."""
     zone, here = gate.zones.named(served.zone or None), gate.zones.here
     looked_up = () if served.lookup is None else served.lookup.views
     views = [objects.by_id(tx, view.view) for view in looked_up]
-    for each in [version, *(view for view in views if view is not None)]:
+    for each in [version, *parts, *(view for view in views if view is not None)]:
         if not each.label.permits(zone.jurisdiction):
             raise ResidencyDenied(
                 f"{each.name} may no longer lie in zone {zone.name} ({zone.jurisdiction}): its label has changed"

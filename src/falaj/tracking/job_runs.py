@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from falaj.governance.operations.call import Call
+from falaj.governance.operations.gate import Gate
 from falaj.ports.metadata import Transaction
 from falaj.records.governance.blobs import Blob
 from falaj.records.governance.objects import StoredObject
 from falaj.records.names import ObjectId
 from falaj.records.tracking import Artifact, Outcome
 from falaj.tracking import store
-from falaj.tracking.service import Runs
+from falaj.tracking.experiments import find_or_create
 from falaj.tracking.tables import params as params_table
 from falaj.tracking.tables import tags as tags_table
 
@@ -19,8 +20,8 @@ from falaj.tracking.tables import tags as tags_table
 class JobRuns:
     """The part of tracking that the job service uses."""
 
-    def __init__(self, runs: Runs) -> None:
-        self._runs = runs
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
 
     def start(
         self,
@@ -33,7 +34,7 @@ class JobRuns:
         tags: Mapping[str, str],
     ) -> ObjectId:
         """Start a run; the sources of the call are its sources."""
-        home = self._runs._experiment(call, experiment, home=workspace)
+        home = find_or_create(self._gate, call, experiment, home=workspace)
         new = call.create("run", workspace=workspace)
         store.create_run(call.tx, new, experiment=home.id, name=name)
         store.put_values(call.tx, params_table, new.id, params)
@@ -46,8 +47,8 @@ class JobRuns:
 
     def attach(self, call: Call, run: ObjectId, artifacts: Sequence[tuple[str, Blob]]) -> None:
         """Attach committed blobs to a run, unless it has ended or has an artifact at that path."""
-        status = store.lock(call.tx, run)
-        if status is None or status.ended:
+        state = store.lock(call.tx, run)
+        if state is None or state.status.ended:
             return
         for path, blob in artifacts:
             if store.artifact_at(call.tx, run, path) is None:
@@ -60,7 +61,7 @@ class JobRuns:
             store.put_values(call.tx, tags_table, run, tags)
 
     def end(self, call: Call, run: ObjectId, *, status: Outcome) -> None:
-        """End a run, unless it has ended."""
+        """End a run, unless it has ended; it takes nothing any more."""
         before = store.lock(call.tx, run)
-        if before is not None and not before.ended:
-            store.end_run(call.tx, run, status=status, now=call.now)
+        if before is not None and not before.status.ended:
+            store.end_run(call.tx, run, status=status, now=call.now, sealed=True)

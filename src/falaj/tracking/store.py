@@ -1,76 +1,127 @@
-"""Queries of the tracking tables."""
+"""Queries of runs, experiments and logged models: their rows, parameters, tags, artifacts, datasets and links."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple, TypeVar
 
-from sqlalchemy import ColumnElement, RowMapping, Table, bindparam, exists, insert, select, update
+from pydantic import TypeAdapter, ValidationError
+from sqlalchemy import RowMapping, Table, bindparam, delete, insert, or_, select, update
 
-from falaj.governance.objects import LISTED, RowsByIds, stored_object
+from falaj.errors import Conflict, Fault, InvalidInput, NotFound, shorten
+from falaj.governance.objects import RowsByIds, resolve, rows_by_ids
+from falaj.governance.operations.call import Call
 from falaj.governance.tables import objects
-from falaj.ports.metadata import Prepared, Transaction, from_micros
+from falaj.ports.metadata import Prepared, Transaction
 from falaj.records.governance.objects import StoredObject
-from falaj.records.names import ObjectId
-from falaj.records.tracking import Artifact, Metric, MetricPoint, Param, Run, RunDetails, RunStatus, Tag
-from falaj.tracking.series import Point, SeriesSummary, extend_summary, group_points
-from falaj.tracking.tables import artifacts, batches, params, points, runs, series, tags
-
-T = TypeVar("T")
-
-SLICE = 900
-"""Values per IN list, below every database's limit."""
-PAGE = 10_000
-"""Points per page of a history."""
-
-_CONDITION = re.compile(r"(metrics|params|tags)\.(.+?)\s*(<=|>=|!=|=|<|>)\s*(.*)", re.DOTALL)
-_SQL_OF = {"=": "=", "!=": "<>", "<": "<", "<=": "<=", ">": ">", ">=": ">="}
-
-_POINT = ("step", "at", "value", "is_nan")
-_HISTORY = (
-    "SELECT step, at, value, is_nan FROM tracking_points "
-    "WHERE series = ? AND (step, at, value, is_nan) > (?, ?, ?, ?) "
-    "ORDER BY step, at, value, is_nan LIMIT ?"
+from falaj.records.names import ROOT, ObjectId
+from falaj.records.record import unvalidated
+from falaj.records.tracking import (
+    Artifact,
+    DatasetInput,
+    Experiment,
+    ListedRun,
+    LoggedModel,
+    LogResult,
+    ModelLink,
+    Param,
+    Run,
+    RunDetails,
+    RunName,
+    RunStatus,
+    Tag,
+)
+from falaj.tracking import metrics
+from falaj.tracking.tables import (
+    artifacts,
+    datasets,
+    experiments,
+    inputs,
+    model_links,
+    models,
+    params,
+    runs,
+    tags,
 )
 
-_run = Prepared(select(runs).where(runs.c.id == bindparam("run")))
+CONTEXT_TAG = "mlflow.data.context"
+"""The tag of a dataset that says what a run used it for."""
+NAME_TAG, HISTORY_TAG = "mlflow.runName", "mlflow.log-model.history"
+HISTORY_LENGTH = 1_000_000
+MOST_TAGS = 10_000
+"""Parameters, and tags, of one object."""
+SHOWN = 20
+"""Keys that an error names."""
+
+_run_name: TypeAdapter[str] = TypeAdapter(RunName)
+_run = Prepared(
+    select(*runs.c, experiments.c.deleted_at.label("experiment_deleted_at"))
+    .outerjoin(experiments, experiments.c.id == runs.c.experiment)
+    .where(runs.c.id == bindparam("run"))
+)
+_state = Prepared(
+    select(runs.c.status, runs.c.deleted_at, runs.c.sealed, runs.c.experiment)
+    .where(runs.c.id == bindparam("run"))
+    .with_for_update()
+)
+_experiment = Prepared(select(experiments).where(experiments.c.id == bindparam("experiment")))
+_experiments = RowsByIds(select(experiments), experiments.c.id)
+_model = Prepared(select(models).where(models.c.id == bindparam("model")))
 _values = {
     table: Prepared(select(table).where(table.c.run == bindparam("run")).order_by(table.c.key))
     for table in (params, tags)
 }
+_VALUES_OF = {
+    table: f'SELECT run, "key", value FROM {table.name} WHERE run'  # noqa: S608 - names of our own tables
+    for table in (params, tags)
+}
 _artifacts = Prepared(select(artifacts).where(artifacts.c.run == bindparam("run")).order_by(artifacts.c.path))
-_summaries = Prepared(select(series).where(series.c.run == bindparam("run")).order_by(series.c.key))
-_status_of = Prepared(select(runs.c.status).where(runs.c.id == bindparam("run")).with_for_update())
-_listed = select(
-    *LISTED, runs.c.experiment, runs.c.name.label("run_name"), runs.c.status, runs.c.ended_at
-).join(runs, runs.c.id == objects.c.id)
-_newest = Prepared(
-    _listed.where(runs.c.experiment == bindparam("experiment"), objects.c.deleted_at.is_(None))
-    .order_by(runs.c.id.desc())
-    .limit(bindparam("limit"))
+_inputs_of = RowsByIds(
+    select(inputs.c.run, inputs.c.tags, *(column for column in datasets.c if column.name != "experiment"))
+    .join(runs, runs.c.id == inputs.c.run)
+    .join(
+        datasets,
+        (datasets.c.experiment == runs.c.experiment)
+        & (datasets.c.name == inputs.c.name)
+        & (datasets.c.digest == inputs.c.digest),
+    ),
+    inputs.c.run,
 )
-_after = Prepared(_newest.query.where(runs.c.id < bindparam("before")))
-_series = RowsByIds(select(series).where(series.c.run == bindparam("run")), series.c.key)
-_new_series = insert(series).returning(series.c.id, series.c.key)
+_links_of = RowsByIds(select(model_links), model_links.c.run)
 
 
-class LoggedBatch(NamedTuple):
-    """The digest of a batch of points that was logged, and its result."""
+class RunState(NamedTuple):
+    """What decides whether a run takes more: its status, and whether it is deleted or sealed."""
 
-    digest: str
-    stored: int
-    repeated: int
+    status: RunStatus
+    deleted_at: datetime | None
+    sealed: bool | None
+    experiment: ObjectId
 
 
 # ------------------------------------------------------------------------------------------------ runs
 
 
-def lock(tx: Transaction, run: ObjectId) -> RunStatus | None:
-    """Return the status of a run, locked until the transaction ends, or None if there is no such run."""
-    rows = tx.fetch(_status_of, {"run": run})
-    return RunStatus(rows[0]["status"]) if rows else None
+def lock(tx: Transaction, run: ObjectId) -> RunState | None:
+    """Return the state of a run, locked until the transaction ends, or None if there is no such run."""
+    rows = tx.fetch(_state, {"run": run})
+    if not rows:
+        return None
+    row = rows[0]
+    return RunState(RunStatus(row["status"]), row["deleted_at"], row["sealed"], row["experiment"])
+
+
+def require_active(run: str, state: RunState | None) -> RunState:
+    """Return the state of a run that takes more; Conflict if it is deleted, or the run of a job that has ended."""
+    if state is not None and state.deleted_at is not None:
+        raise Conflict(f"run {run} is deleted; restore it first: runs.restore")
+    if state is None or state.sealed:
+        status = "unknown" if state is None else state.status.value
+        raise Conflict(f"run {run} has ended: {status}; the run of a job takes nothing afterwards")
+    return state
 
 
 def lock_names(tx: Transaction, workspace: ObjectId) -> None:
@@ -78,237 +129,415 @@ def lock_names(tx: Transaction, workspace: ObjectId) -> None:
     tx.execute(select(objects.c.id).where(objects.c.id == workspace).with_for_update(key_share=True))
 
 
-def create_run(tx: Transaction, new: StoredObject, *, experiment: ObjectId, name: str | None) -> Run:
+def create_run(
+    tx: Transaction,
+    new: StoredObject,
+    *,
+    experiment: ObjectId,
+    name: str | None,
+    status: RunStatus = RunStatus.RUNNING,
+    parent: ObjectId | None = None,
+    user: str | None = None,
+    started_at: datetime | None = None,
+) -> Run:
     row = {
         "id": new.id,
         "experiment": experiment,
         "name": name or new.id,
-        "status": RunStatus.RUNNING,
+        "status": status,
         "ended_at": None,
+        "parent": parent,
+        "user": user,
+        "started_at": started_at or new.created_at,
+        "deleted_at": None,
+        "sealed": None,
     }
     tx.insert(runs, row)
-    return _run_record(new, row, name=name or new.id)
+    return run_of(new, row)
 
 
-def end_run(tx: Transaction, run: ObjectId, *, status: str, now: datetime) -> None:
-    tx.execute(update(runs).where(runs.c.id == run).values(status=status, ended_at=now))
+def change_run(tx: Transaction, run: ObjectId, **values: Any) -> None:
+    tx.update(runs, {"id": run}, values)
+
+
+def end_run(
+    tx: Transaction, run: ObjectId, *, status: str, now: datetime, sealed: bool | None = None
+) -> None:
+    change_run(tx, run, status=status, ended_at=now, sealed=sealed)
 
 
 def run_record(tx: Transaction, found: StoredObject) -> Run:
     (row,) = tx.fetch(_run, {"run": found.id})
-    return _run_record(found, row, name=row["name"])
+    return run_of(found, row)
+
+
+def run_of(found: StoredObject, row: RowMapping | Mapping[str, Any], *, prefix: str = "") -> Run:
+    return unvalidated(Run, _run_fields(found, row, prefix=prefix))
+
+
+def _run_fields(
+    found: StoredObject, row: RowMapping | Mapping[str, Any], *, prefix: str = ""
+) -> dict[str, Any]:
+    return {
+        "id": found.id,
+        "workspace": found.workspace,
+        "experiment": row[f"{prefix}experiment"],
+        "name": row[f"{prefix}name"],
+        "status": RunStatus(row[f"{prefix}status"]),
+        "owner": found.owner,
+        "label": found.label,
+        "started_at": row[f"{prefix}started_at"] or found.created_at,
+        "ended_at": row[f"{prefix}ended_at"],
+        "parent": row[f"{prefix}parent"],
+        "user": row[f"{prefix}user"],
+        "deleted_at": row[f"{prefix}deleted_at"] or row.get("experiment_deleted_at"),
+    }
 
 
 def details(tx: Transaction, found: StoredObject) -> RunDetails:
+    links = model_links_of(tx, [found.id]).get(found.id, {})
     return RunDetails(
         run=run_record(tx, found),
-        params=tuple(Param(key=key, value=value) for key, value in values_of(tx, params, found.id).items()),
-        tags=tuple(Tag(key=key, value=value) for key, value in values_of(tx, tags, found.id).items()),
-        metrics=tuple(summaries(tx, found.id)),
-        artifacts=tuple(artifact_record(row) for row in tx.fetch(_artifacts, {"run": found.id})),
+        params=_pairs(Param, values_of(tx, params, found.id).items()),
+        tags=_pairs(Tag, values_of(tx, tags, found.id).items()),
+        metrics=tuple(metrics.summaries_of_runs(tx, [found.id]).get(found.id, ())),
+        artifacts=tuple(artifacts_of(tx, found.id)),
+        datasets=tuple(inputs_of(tx, [found.id]).get(found.id, ())),
+        models_read=tuple(links.get("read", ())),
+        models_made=tuple(links.get("made", ())),
     )
 
 
-def matching(
+def listed_runs(
     tx: Transaction,
-    experiment: ObjectId,
-    visible: Sequence[ColumnElement[bool]],
+    page: Sequence[tuple[StoredObject, Any]],
     *,
-    status: RunStatus | None,
-    conditions: Sequence[str],
-    before: str,
-    limit: int,
-) -> list[tuple[StoredObject, Any]]:
-    """Return the runs of an experiment that meet every condition, newest first, before the one with the id `before`."""
-    if not conditions and status is None and not visible:
-        given = {"experiment": experiment, "before": before, "limit": limit}
-        return [(stored_object(row), row) for row in tx.fetch(_after if before else _newest, given)]
-    met = map(_clause, conditions)
-    query = _listed.where(runs.c.experiment == experiment, objects.c.deleted_at.is_(None), *visible, *met)
-    if status is not None:
-        query = query.where(runs.c.status == status)
-    if before:
-        query = query.where(runs.c.id < before)
-    rows = tx.execute(query.order_by(runs.c.id.desc()).limit(limit)).mappings()
-    return [(stored_object(row), row) for row in rows]
-
-
-def listed_run(found: StoredObject, row: Any) -> Run:
-    return _run_record(found, row, name=row["run_name"])
-
-
-def _clause(condition: str) -> ColumnElement[bool]:
-    """Return a condition as SQL: the run has the key, with a value that meets the comparison."""
-    found = _CONDITION.fullmatch(condition)
-    assert found is not None, condition  # noqa: S101 - the type Condition has checked it
-    where, key, operator, text = found.groups()
-    table = {"metrics": series, "params": params, "tags": tags}[where]
-    column = series.c["last"] if where == "metrics" else table.c.value
-    value = float(text) if where == "metrics" else text
-    compared = column.op(_SQL_OF[operator], is_comparison=True)(value)
-    return exists().where(table.c.run == runs.c.id, table.c.key == key, compared)
-
-
-def _run_record(found: StoredObject, row: RowMapping | Mapping[str, Any], *, name: str) -> Run:
-    return Run(
-        id=found.id,
-        workspace=found.workspace,
-        experiment=row["experiment"],
-        name=name,
-        status=RunStatus(row["status"]),
-        owner=found.owner,
-        label=found.label,
-        started_at=found.created_at,
-        ended_at=row["ended_at"],
+    show: Sequence[str],
+    keys: Sequence[str],
+) -> tuple[ListedRun, ...]:
+    """Return runs of a list with the parts of them that are shown: all metrics, or those with `keys`."""
+    idents = [found.id for found, _ in page]
+    shown = set(show) if idents else set()
+    metrics_of = (
+        metrics.summaries_of_runs(tx, idents, keys or None) if idents and ("metrics" in shown or keys) else {}
+    )
+    params_of = values_of_all(tx, params, idents) if "params" in shown else {}
+    tags_of = values_of_all(tx, tags, idents) if "tags" in shown else {}
+    datasets_of = inputs_of(tx, idents) if "datasets" in shown else {}
+    links = model_links_of(tx, idents) if "models" in shown else {}
+    return tuple(
+        unvalidated(
+            ListedRun,
+            _run_fields(found, row, prefix="run_")
+            | {
+                "params": _pairs(Param, params_of.get(found.id, ())),
+                "tags": _pairs(Tag, tags_of.get(found.id, ())),
+                "metrics": tuple(metrics_of.get(found.id, ())),
+                "datasets": tuple(datasets_of.get(found.id, ())),
+                "models_read": tuple(links.get(found.id, {}).get("read", ())),
+                "models_made": tuple(links.get(found.id, {}).get("made", ())),
+            },
+        )
+        for found, row in page
     )
 
 
-# ------------------------------------------------------------------------- parameters, tags, artifacts
+# ----------------------------------------------------------------------------------------- experiments
 
 
-def values_of(tx: Transaction, table: Table, run: ObjectId) -> dict[str, str]:
-    """Return the parameters or the tags of a run by key."""
-    return {row["key"]: row["value"] for row in tx.fetch(_values[table], {"run": run})}
+def workspace_of(tx: Transaction, found: StoredObject) -> StoredObject:
+    return resolve(tx, found.workspace, kind="workspace", workspace=ROOT)
 
 
-def put_values(tx: Transaction, table: Table, run: ObjectId, values: Mapping[str, str]) -> None:
-    """Set parameters or tags; existing ones are replaced."""
-    known = values_of(tx, table, run) if values else {}
-    for key, value in values.items():
+def create_experiment(tx: Transaction, new: StoredObject) -> None:
+    tx.insert(experiments, {"id": new.id, "updated_at": new.created_at, "deleted_at": None})
+
+
+def change_experiment(tx: Transaction, found: StoredObject, *, now: datetime, **values: Any) -> None:
+    """Change the row of an experiment; one of an earlier version has none yet."""
+    if tx.fetch(_experiment, {"experiment": found.id}):
+        tx.update(experiments, {"id": found.id}, {"updated_at": now, **values})
+    else:
+        tx.insert(experiments, {"id": found.id, "updated_at": now, "deleted_at": None, **values})
+
+
+def experiment_deleted_at(tx: Transaction, experiment: str) -> datetime | None:
+    rows = tx.fetch(_experiment, {"experiment": experiment})
+    return rows[0]["deleted_at"] if rows else None
+
+
+def experiment_records(tx: Transaction, page: Sequence[StoredObject]) -> list[Experiment]:
+    idents = [found.id for found in page]
+    rows = {row["id"]: row for row in _experiments.fetch(tx, idents)}
+    tags_of = values_of_all(tx, tags, idents)
+    return [
+        Experiment(
+            id=found.id,
+            workspace=found.workspace,
+            name=found.name,
+            owner=found.owner,
+            label=found.label,
+            tags=_pairs(Tag, tags_of.get(found.id, ())),
+            created_at=found.created_at,
+            updated_at=rows[found.id]["updated_at"] if found.id in rows else found.created_at,
+            deleted_at=rows[found.id]["deleted_at"] if found.id in rows else None,
+        )
+        for found in page
+    ]
+
+
+# --------------------------------------------------------------------------------------- logged models
+
+
+def create_model(tx: Transaction, new: StoredObject, row: Mapping[str, Any]) -> None:
+    tx.insert(models, {"id": new.id, "updated_at": new.created_at, "deleted_at": None, **row})
+
+
+def change_model(tx: Transaction, model: ObjectId, *, now: datetime, **values: Any) -> None:
+    tx.update(models, {"id": model}, {"updated_at": now, **values})
+
+
+def model_row(tx: Transaction, model: str) -> dict[str, Any]:
+    (row,) = tx.fetch(_model, {"model": model})
+    return row
+
+
+_models = RowsByIds(select(models), models.c.id)
+
+
+def model_records(tx: Transaction, page: Sequence[StoredObject]) -> list[LoggedModel]:
+    idents = [found.id for found in page]
+    rows = {row["id"]: row for row in _models.fetch(tx, idents)}
+    params_of, tags_of = values_of_all(tx, params, idents), values_of_all(tx, tags, idents)
+    metrics_of = metrics.metrics_of_models(tx, idents)
+    return [
+        LoggedModel(
+            id=found.id,
+            workspace=found.workspace,
+            experiment=rows[found.id]["experiment"],
+            name=rows[found.id]["name"],
+            status=rows[found.id]["status"],
+            owner=found.owner,
+            label=found.label,
+            source_run=rows[found.id]["source_run"],
+            type=rows[found.id]["type"],
+            params=_pairs(Param, params_of.get(found.id, ())),
+            tags=_pairs(Tag, tags_of.get(found.id, ())),
+            metrics=tuple(metrics_of.get(found.id, ())),
+            created_at=found.created_at,
+            updated_at=rows[found.id]["updated_at"],
+            deleted_at=rows[found.id]["deleted_at"],
+        )
+        for found in page
+    ]
+
+
+# ---------------------------------------------------------------------------------- parameters and tags
+
+
+def values_of(tx: Transaction, table: Table, owner: ObjectId) -> dict[str, str]:
+    """Return the parameters or the tags of an object by key."""
+    return {row["key"]: row["value"] for row in tx.fetch(_values[table], {"run": owner})}
+
+
+def values_of_all(tx: Transaction, table: Table, owners: Sequence[str]) -> dict[str, list[tuple[str, str]]]:
+    """Return the parameters or the tags of several objects, sorted by key."""
+    found: defaultdict[str, list[tuple[str, str]]] = defaultdict(list)
+    for owner, key, value in rows_by_ids(tx, _VALUES_OF[table], owners):
+        found[owner].append((key, value))
+    return {owner: sorted(values) for owner, values in found.items()}
+
+
+P = TypeVar("P", Param, Tag)
+
+
+def _pairs(kind: type[P], found: Iterable[tuple[str, str]]) -> tuple[P, ...]:
+    return tuple([unvalidated(kind, {"key": key, "value": value}) for key, value in found])
+
+
+def put_values(tx: Transaction, table: Table, owner: ObjectId, values: Mapping[str, str]) -> int:
+    """Set parameters or tags, and return how many were not so already; existing ones are replaced."""
+    if not values:
+        return 0
+    known = values_of(tx, table, owner)
+    _require_few(table, len(known.keys() | values.keys()))
+    new = {key: value for key, value in values.items() if known.get(key) != value}
+    for key, value in new.items():
         if key in known:
-            tx.update(table, {"run": run, "key": key}, {"value": value})
-        else:
-            tx.insert(table, {"run": run, "key": key, "value": value})
+            tx.update(table, {"run": owner, "key": key}, {"value": value})
+    added = [{"run": owner, "key": key, "value": value} for key, value in new.items() if key not in known]
+    for row in added:
+        tx.insert(table, row)
+    return len(new)
 
 
-def artifact_at(tx: Transaction, run: ObjectId, path: str) -> Artifact | None:
-    query = select(artifacts).where(artifacts.c.run == run, artifacts.c.path == path)
+def put_run_tags(tx: Transaction, run: ObjectId, values: Mapping[str, str]) -> int:
+    """Set tags of a run, and return how many were not so already; its name is one of them."""
+    name = values.get(NAME_TAG)
+    stored = put_values(tx, tags, run, {key: value for key, value in values.items() if key != NAME_TAG})
+    if name is None:
+        return stored
+    try:
+        change_run(tx, run, name=_run_name.validate_python(name))
+    except ValidationError:
+        raise InvalidInput.at(
+            f"tags.{NAME_TAG}", given=name, allowed="1 to 500 characters on one line"
+        ) from None
+    return stored + 1
+
+
+def add_to_history(tx: Transaction, run: ObjectId, model: str) -> None:
+    """Add the description of a model to those that a run has in a tag: a list, as JSON."""
+    try:
+        described = json.loads(model)
+    except (ValueError, RecursionError):
+        raise InvalidInput.at("model", given=model, allowed="the description of a model, as JSON") from None
+    matches = tags.c.run == run, tags.c.key == HISTORY_TAG
+    known: str | None = tx.execute(select(tags.c.value).where(*matches)).scalar()
+    text = json.dumps([*_history(known), described])
+    if len(text) > HISTORY_LENGTH:
+        raise Conflict(
+            f"run {run} would have more than {HISTORY_LENGTH} characters of descriptions of models in {HISTORY_TAG}"
+        )
+    if known is None:
+        tx.insert(tags, {"run": run, "key": HISTORY_TAG, "value": text})
+    else:
+        tx.update(tags, {"run": run, "key": HISTORY_TAG}, {"value": text})
+
+
+def _history(text: str | None) -> list[Any]:
+    """Return the descriptions that a tag has; one that a client set itself may be anything."""
+    try:
+        found = json.loads(text or "[]")
+    except (ValueError, RecursionError):
+        return []
+    return found if isinstance(found, list) else []
+
+
+def _require_few(table: Table, count: int) -> None:
+    if count > MOST_TAGS:
+        what = "tags" if table is tags else "parameters"
+        raise Conflict(f"it would have {count} {what}; at most {MOST_TAGS} are kept")
+
+
+def add_params(tx: Transaction, owner: ObjectId, given: Mapping[str, object]) -> int:
+    """Add parameters, and return how many are new; Conflict if one would change."""
+    if not given:
+        return 0
+    texts, known = {key: str(value) for key, value in given.items()}, values_of(tx, params, owner)
+    changed = [key for key, value in texts.items() if known.get(key, value) != value][:SHOWN]
+    if changed:
+        faults = [
+            Fault(where=f"params.{key}", given=shorten(texts[key]), allowed=shorten(known[key]))
+            for key in changed
+        ]
+        raise Conflict(f"a parameter cannot be changed: {', '.join(changed)}", faults=faults)
+    return put_values(tx, params, owner, {key: text for key, text in texts.items() if key not in known})
+
+
+def delete_tags(call: Call, keys: Sequence[str]) -> LogResult:
+    """Delete tags of the object that the call acts on; NotFound if it has none of them."""
+    found = call.target
+    gone = call.tx.execute(delete(tags).where(tags.c.run == found.id, tags.c.key.in_(keys))).rowcount
+    if not gone:
+        raise NotFound(f"{found.kind} {found.id} has no tag {', '.join(map(repr, keys[:SHOWN]))}")
+    return LogResult(run=found.id, stored=gone, repeated=len(keys) - gone)
+
+
+# -------------------------------------------------------------------------------------------- artifacts
+
+
+def artifacts_of(tx: Transaction, owner: ObjectId) -> list[Artifact]:
+    return [artifact_record(row) for row in tx.fetch(_artifacts, {"run": owner})]
+
+
+def artifact_at(tx: Transaction, owner: ObjectId, path: str) -> Artifact | None:
+    query = select(artifacts).where(artifacts.c.run == owner, artifacts.c.path == path)
     row = tx.execute(query).mappings().one_or_none()
     return None if row is None else artifact_record(row)
 
 
-def add_artifact(tx: Transaction, run: ObjectId, new: Artifact) -> None:
-    tx.execute(insert(artifacts), {"run": run, **new.model_dump()})
+def is_artifact(tx: Transaction, blob: ObjectId) -> bool:
+    """Return whether a blob is an artifact of anything."""
+    return tx.execute(select(artifacts.c.path).where(artifacts.c.blob == blob).limit(1)).first() is not None
+
+
+def artifacts_around(tx: Transaction, owner: ObjectId, path: str, above: Sequence[str]) -> list[str]:
+    """Return the paths of artifacts in the folders `above` or below `path`; on SQLite also of other case."""
+    below = artifacts.c.path.startswith(f"{path}/", autoescape=True)
+    query = select(artifacts.c.path).where(artifacts.c.run == owner, or_(artifacts.c.path.in_(above), below))
+    return list(tx.execute(query).scalars())
+
+
+def add_artifact(tx: Transaction, owner: ObjectId, new: Artifact) -> None:
+    tx.execute(insert(artifacts), {"run": owner, **new.model_dump()})
+
+
+def delete_artifacts(tx: Transaction, owner: ObjectId, paths: Iterable[str]) -> None:
+    for path in paths:
+        tx.execute(delete(artifacts).where(artifacts.c.run == owner, artifacts.c.path == path))
 
 
 def artifact_record(row: RowMapping | Mapping[str, Any]) -> Artifact:
     return Artifact(
-        path=row["path"], blob=row["blob"], size_bytes=row["size_bytes"], attached_at=row["attached_at"]
+        path=row["path"],
+        blob=row["blob"],
+        size_bytes=row["size_bytes"],
+        attached_at=row["attached_at"],
+        unsafe=row["unsafe"],
     )
 
 
-# --------------------------------------------------------------------------------------------- metrics
+# --------------------------------------------------------------------------------- datasets and models
 
 
-def add_points(tx: Transaction, run: ObjectId, given: Iterable[MetricPoint], *, now: datetime) -> int:
-    """Store the points that are not stored yet, and return their number. The run must be locked."""
-    groups = group_points(given, now=now)
-    known = _known_series(tx, run, list(groups))
-    new = {key: _unseen(tx, known.get(key), found) for key, found in groups.items()}
-    new = {key: found for key, found in new.items() if found}
-    idents = _put_series(tx, run, known, new)
-    rows = ((idents[key], *point) for key, found in new.items() for point in found)
-    if new:
-        tx.bulk_insert("tracking_points", ("series", *_POINT), rows)
-    return sum(len(found) for found in new.values())
+def add_inputs(tx: Transaction, run: ObjectId, experiment: ObjectId, given: Sequence[DatasetInput]) -> int:
+    """Record the datasets that a run used, and return how many are new; tags of a known one are added."""
+    stored = 0
+    for each in given:
+        identity = {"name": each.name, "digest": each.digest}
+        _add_dataset(tx, {"experiment": experiment, **identity}, each)
+        matches = [inputs.c.run == run, *(inputs.c[name] == value for name, value in identity.items())]
+        known = tx.execute(select(inputs.c.tags).where(*matches)).scalar_one_or_none()
+        merged = (known or {}) | each.tags
+        values = {"context": merged.get(CONTEXT_TAG), "tags": merged}
+        if known is None:
+            tx.execute(insert(inputs), {"run": run, **identity, **values})
+            stored += 1
+        elif merged != known:
+            tx.execute(update(inputs).where(*matches).values(**values))
+    return stored
 
 
-def summaries(tx: Transaction, run: ObjectId) -> Iterator[Metric]:
-    for row in tx.fetch(_summaries, {"run": run}):
-        yield Metric(
-            key=row["key"],
-            points=row["points"],
-            last=float("nan") if row["last"] is None else row["last"],
-            last_step=row["last_step"],
-            last_timestamp=from_micros(row["last_at"]),
-            low=row["low"],
-            high=row["high"],
-        )
+def _add_dataset(tx: Transaction, identity: Mapping[str, str], given: DatasetInput) -> None:
+    matches = [datasets.c[name] == value for name, value in identity.items()]
+    if tx.execute(select(datasets.c.name).where(*matches)).first() is None:
+        facts = given.model_dump(include={"source_type", "source", "schema_text", "profile"})
+        tx.execute(insert(datasets), {**identity, **facts})
 
 
-def series_id(tx: Transaction, run: ObjectId, key: str) -> int | None:
-    return tx.execute(select(series.c.id).where(series.c.run == run, series.c.key == key)).scalar()
-
-
-def history(tx: Transaction, series: int, after: Point) -> list[Point]:
-    """Return the next page of points of a metric after `after`, in order."""
-    return [
-        (step, at, value, bool(is_nan))
-        for step, at, value, is_nan in tx.execute_sql(_HISTORY, (series, *after, PAGE))
-    ]
-
-
-def batch(tx: Transaction, run: ObjectId, ident: str) -> LoggedBatch | None:
-    """Return the result of a batch that was sent before, or None."""
-    query = select(batches.c.digest, batches.c.stored, batches.c.repeated).where(
-        batches.c.run == run, batches.c.batch == ident
-    )
-    found = tx.execute(query).one_or_none()
-    return None if found is None else LoggedBatch(*found)
-
-
-def add_batch(tx: Transaction, run: ObjectId, ident: str, *, digest: str, stored: int, repeated: int) -> None:
-    row = {"run": run, "batch": ident, "digest": digest, "stored": stored, "repeated": repeated}
-    tx.execute(insert(batches), row)
-
-
-def _known_series(
-    tx: Transaction, run: ObjectId, keys: Sequence[str]
-) -> dict[str, tuple[int, SeriesSummary]]:
-    found: dict[str, tuple[int, SeriesSummary]] = {}
-    for row in _series.fetch(tx, keys, run=run):
-        last = row["last"]
-        greatest = (row["last_step"], row["last_at"], 0.0 if last is None else last, last is None)
-        found[row["key"]] = row["id"], SeriesSummary(row["points"], greatest, row["low"], row["high"])
+def inputs_of(tx: Transaction, owners: Sequence[str]) -> dict[str, list[DatasetInput]]:
+    found: dict[str, list[DatasetInput]] = {}
+    for row in sorted(_inputs_of.fetch(tx, owners), key=lambda row: (row["name"], row["digest"])):
+        fields = {name: row[name] for name in DatasetInput.model_fields}
+        found.setdefault(row["run"], []).append(DatasetInput(**fields))
     return found
 
 
-def _unseen(tx: Transaction, known: tuple[int, SeriesSummary] | None, given: list[Point]) -> list[Point]:
-    """Return those of the sorted `given` that are not stored yet."""
-    if known is None or known[1].is_before(given):
-        return given
-    moments = [at for _, at, _, _ in given]
-    query = select(*(points.c[name] for name in _POINT)).where(
-        points.c.series == known[0], points.c.at.between(min(moments), max(moments))
-    )
-    steps = list(dict.fromkeys(step for step, _, _, _ in given))
-    stored = {
-        tuple(row) for some in _slices(steps) for row in tx.execute(query.where(points.c.step.in_(some)))
-    }
-    return [point for point in given if point not in stored]
+def add_model_link(tx: Transaction, run: ObjectId, model: ObjectId, *, role: str, step: int) -> bool:
+    """Record that a run read or made a logged model; false if that is known."""
+    key = {"run": run, "model": model, "role": role}
+    matches = [model_links.c[name] == value for name, value in key.items()]
+    if tx.execute(select(model_links.c.step).where(*matches)).first() is not None:
+        return False
+    tx.execute(insert(model_links), {**key, "step": step})
+    return True
 
 
-def _put_series(
-    tx: Transaction,
-    run: ObjectId,
-    known: Mapping[str, tuple[int, SeriesSummary]],
-    new: Mapping[str, list[Point]],
-) -> dict[str, int]:
-    """Update the summaries of the metrics that `new` adds to, and return their ids."""
-    for key, found in new.items():
-        if key in known:
-            ident, summary = known[key]
-            tx.update(series, {"id": ident}, _columns(extend_summary(summary, found)))
-    first = [
-        {"run": run, "key": key, **_columns(extend_summary(None, found))}
-        for key, found in new.items()
-        if key not in known
-    ]
-    made = tx.execute(_new_series, first) if first else ()
-    return {key: ident for key, (ident, _) in known.items()} | {key: ident for ident, key in made}
-
-
-def _columns(summary: SeriesSummary) -> dict[str, Any]:
-    step, at, value, is_nan = summary.greatest
-    return {
-        "points": summary.points,
-        "last": None if is_nan else value,
-        "last_step": step,
-        "last_at": at,
-        "low": summary.low,
-        "high": summary.high,
-    }
-
-
-def _slices(items: Sequence[T]) -> Iterator[Sequence[T]]:
-    return (items[i : i + SLICE] for i in range(0, len(items), SLICE))
+def model_links_of(tx: Transaction, owners: Sequence[str]) -> dict[str, dict[str, list[ModelLink]]]:
+    """Return the logged models of runs by run and by role: read or made."""
+    found: dict[str, dict[str, list[ModelLink]]] = {}
+    for row in sorted(_links_of.fetch(tx, owners), key=lambda row: (row["step"], row["model"])):
+        link = ModelLink(model=row["model"], step=row["step"])
+        found.setdefault(row["run"], {}).setdefault(row["role"], []).append(link)
+    return found

@@ -23,6 +23,8 @@ from falaj.training.runs import IMAGE_TAG
 from falaj.training.store import JobRow
 
 FIRST_PAUSE_S = 1.0
+CANCELLED = "cancelled: "
+"""The beginning of the reason of a job whose cancellation was given one."""
 
 RUN_STATUS: dict[JobState, Outcome] = {
     JobState.DONE: "finished",
@@ -46,7 +48,8 @@ def next_state(row: JobRow, verdict: Verdict, reason: str | None) -> JobTransiti
     if verdict == "done":
         return JobTransition(JobState.DONE, reason, failures)
     if verdict == "cancelled" or row.cancelling:
-        return JobTransition(JobState.CANCELLED, reason or "cancelled", failures)
+        given = row.reason if row.cancelling and (row.reason or "").startswith(CANCELLED) else None
+        return JobTransition(JobState.CANCELLED, given or reason or "cancelled", failures)
     if verdict in ("interrupted", "preempted", "moved"):
         return JobTransition(JobState.QUEUED, reason or verdict, failures)
     if failures > row.spec.retries:
@@ -55,6 +58,11 @@ def next_state(row: JobRow, verdict: Verdict, reason: str | None) -> JobTransiti
     left = row.spec.retries - failures
     words = f"attempt {row.attempt} failed, it is tried again ({left} more after that): {reason}"
     return JobTransition(JobState.QUEUED, words, failures, timedelta(seconds=seconds))
+
+
+def cancel_reason(given: str) -> str:
+    """Return the reason of a job that is cancelled for what was `given`."""
+    return f"{CANCELLED}{given}"[:2000]
 
 
 @dataclass(frozen=True)

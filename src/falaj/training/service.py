@@ -39,7 +39,7 @@ from falaj.records.training.jobs import (
 )
 from falaj.training import store
 from falaj.training.admission import require_admissible, require_job_limit
-from falaj.training.attempts import AttemptRecorder
+from falaj.training.attempts import AttemptRecorder, cancel_reason
 from falaj.training.checkpoints import commit_checkpoint
 from falaj.training.dependencies import Accounts, BlobSource, ExecutionBackend, Scheduler, TrackedRuns
 from falaj.training.inputs import (
@@ -223,17 +223,23 @@ class Jobs:
         return explained.model_copy(update={"words": f"{explained.words}; {before}"}) if before else explained
 
     @operation("jobs.cancel", resource="job", confirm=True)
-    def cancel(self, job: JobRef) -> Job:
-        """Cancel a job: a queued one leaves the queue, a running one is asked to end and killed if it does not."""
+    def cancel(self, job: JobRef, *, reason: Words | None = None) -> Job:
+        """Cancel a job: a queued one leaves the queue, a running one is asked to end and killed if it does not.
+
+        A `reason` that is given is shown as that of the job.
+        """
         call = current_call()
         row = store.lock_job(call.tx, call.target.id)
         if row.state.ended:
             raise Conflict(f"job {call.target.id} has ended already: {row.state}")
+        given = None if reason is None else cancel_reason(reason)
         if row.has_attempt:
-            store.update_job(call.tx, call.target.id, cancelling=True)
+            store.update_job(
+                call.tx, call.target.id, cancelling=True, **({} if given is None else {"reason": given})
+            )
         else:
-            reason = f"cancelled by {call.caller.name} before it started"
-            self._attempts.end(call, row, JobState.CANCELLED, reason)
+            by = f"cancelled by {call.caller.name} before it started"
+            self._attempts.end(call, row, JobState.CANCELLED, given or by)
         return self._record()
 
     @operation("jobs.retry", resource="job")

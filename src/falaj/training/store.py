@@ -281,6 +281,7 @@ def job_record(found: StoredObject, row: JobRow) -> Job:
         attempt=row.attempt,
         run=row.run,
         node=", ".join(dict.fromkeys(placed.node for placed in row.placements)) or None,
+        placements=row.placements,
         exit_code=row.exit_code,
         progress=row.progress,
         cancelling=row.cancelling,

@@ -134,7 +134,7 @@ def test_concurrent_saves_lose_nothing() -> None:
 def test_a_sign_in_code_is_exchanged_for_a_token_that_is_saved(served: ServedPlatform) -> None:
     code = served.connect(served.developer).tokens.sign_in_link().code
 
-    assert credentials.sign_in(served.url, code) == "dana"
+    assert credentials.sign_in(served.url, code) == (served.url, "dana")
 
     assert name_of(served.url) == "dana"
     with pytest.raises(Unauthenticated, match="was used or has expired"):

@@ -36,7 +36,7 @@ from probe import Probe
 
 ID = re.compile(r"\b[a-z]+_[0-9a-z]{26}\b|\b[0-9a-f]{32}\b|(?<=the log has )\d+")
 OWN = {"secret", "code", "root", "key", "ed25519", "signature", "log_id"}
-OWN |= {"seq", "origin", "request", "token", "input"}
+OWN |= {"seq", "origin", "request", "token", "input", "manifest_sha256", "card_sha256"}
 """Fields whose values differ between homes or interfaces."""
 
 PLAIN = 'permit (principal, action == Action::"blobs.read", resource);'
@@ -214,6 +214,12 @@ CALLS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     ),
     "an uncordoned node": ("admin", lambda p: p.nodes.uncordon(p.nodes.list()[0].node.name).node),
     "a run": ("admin", lambda p: p.runs.show(p.runs.start("churn", params={"lr": "0.1"}).id).params),
+    "an experiment": ("admin", lambda p: p.experiments.create("Second try", tags={"a": "b"}).tags),
+    "a logged model": (
+        "admin",
+        lambda p: p.loggedmodels.create(p.experiments.find("Second try").id, name="m").status,
+    ),
+    "a filter that is wrong": ("admin", lambda p: p.runs.list(where="metrics.auc ~ 1")),
     "a view": ("admin", lambda p: p.features.apply(entities=(DRIVER,), views=(TRIPS,))),
     "rows of a view without any": ("admin", lambda p: list(p.features.scan("trips"))),
     "a model": ("admin", lambda p: p.models.register("churn", files=(uploaded(p),), paths=("model.onnx",))),
@@ -221,7 +227,17 @@ CALLS: dict[str, tuple[str, Callable[[Any], Any]]] = {
         "admin",
         lambda p: p.models.register("churn", files=(p.put("b", PICKLE).id,), paths=("m.pkl",)),
     ),
+    "versions that are found": (
+        "admin",
+        lambda p: p.modelversions.list(where="name = 'churn'").items[-1].number,
+    ),
+    "an upload in parts": (
+        "admin",
+        lambda p: p.uploads.start(p.runs.start("churn").id, "weights/model.onnx").path,
+    ),
     "a promotion": ("admin", lambda p: p.models.promote("churn@1", to="champion")),
+    "studies": ("dana", lambda p: p.studies.list()),
+    "a study that is not there": ("dana", lambda p: p.studies.show("nowhere")),
     "a job without its code": ("admin", lambda p: p.jobs.submit(SPEC)),
     "a job on data that is not there": ("admin", lambda p: p.jobs.submit(LOST, code=packed(p))),
     "a job": ("admin", lambda p: p.jobs.submit(SPEC, code=packed(p)).spec),

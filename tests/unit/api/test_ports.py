@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 
-from falaj.apps.api.server import listen
+from falaj.apps.http_server import listen
 from falaj.apps.ports import listen_on, spell_port
 from falaj.apps.supervisor import is_fixed
 from falaj.errors import Unavailable

@@ -12,7 +12,8 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from falaj.apps.api import app, requests, server
+from falaj.apps import http_server
+from falaj.apps.api import app, requests
 from interfaces import ServedPlatform, serve
 from polling import eventually
 
@@ -70,7 +71,7 @@ HALF = b"GET /healthz HTTP/1.1\r\nHost: x\r\n"
 def test_a_head_that_does_not_end_in_time_ends_the_connection(
     served: ServedPlatform, monkeypatch: pytest.MonkeyPatch, began: bytes, piece: bytes
 ) -> None:
-    monkeypatch.setattr(server, "HEAD_S", 0.3)
+    monkeypatch.setattr(http_server, "HEAD_S", 0.3)
     with connected(served) as slow:
         slow.sendall(began)
         others = httpx.get(f"{served.url}/healthz")
@@ -95,7 +96,7 @@ LINGERING: dict[str, tuple[bytes, bytes]] = {
 def test_a_lingering_connection_is_closed_after_the_answer(
     served: ServedPlatform, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    monkeypatch.setattr(server, "HEAD_S", 0.3)
+    monkeypatch.setattr(http_server, "HEAD_S", 0.3)
     first, piece = LINGERING[what]
     with connected(served) as slow:
         slow.sendall(first)
@@ -109,7 +110,7 @@ def test_a_lingering_connection_is_closed_after_the_answer(
 def test_a_request_may_take_longer_than_its_head(
     served: ServedPlatform, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "HEAD_S", 1.0)
+    monkeypatch.setattr(http_server, "HEAD_S", 1.0)
 
     def data() -> Iterator[bytes]:
         for _ in range(4):
@@ -130,7 +131,7 @@ def test_silent_connections_beyond_the_limit_make_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A stranger who opens all connections and says nothing keeps nobody out."""
-    monkeypatch.setattr(server, "CONNECTIONS", 3)
+    monkeypatch.setattr(http_server, "CONNECTIONS", 3)
     with serve(tmp_path) as platform, ExitStack() as stack:
         silent = [stack.enter_context(connected(platform)) for _ in range(2)]
         own = stack.enter_context(connected(platform))
@@ -161,7 +162,7 @@ def ask_for_large(platform: ServedPlatform, connection: socket.socket) -> None:
 def test_a_client_that_does_not_read_its_answer_loses_its_connection(
     served: ServedPlatform, monkeypatch: pytest.MonkeyPatch, large: int
 ) -> None:
-    monkeypatch.setattr(server, "READ_S", 0.3)
+    monkeypatch.setattr(http_server, "READ_S", 0.3)
     with connected(served) as silent:
         ask_for_large(served, silent)
 
@@ -180,7 +181,7 @@ def test_an_answer_that_is_read_late_is_read_whole(
 ) -> None:
     """The connection does not wait for another request any longer, but for its answer to be read."""
     body = served.as_admin.get("/api/v1/policies/schema").content
-    monkeypatch.setattr(server, "HEAD_S", 0.1)
+    monkeypatch.setattr(http_server, "HEAD_S", 0.1)
     head = f"GET /api/v1/policies/schema HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {served.admin}\r\n\r\n"
     where = urlsplit(served.url)
     with socket.socket() as late:
@@ -199,8 +200,8 @@ def test_an_answer_that_is_read_late_is_read_whole(
 def test_a_client_that_reads_slowly_gets_its_answer(
     served: ServedPlatform, monkeypatch: pytest.MonkeyPatch, large: int
 ) -> None:
-    monkeypatch.setattr(server, "READ_S", 0.5)
-    monkeypatch.setattr(server, "READ_BYTES", 1)
+    monkeypatch.setattr(http_server, "READ_S", 0.5)
+    monkeypatch.setattr(http_server, "READ_BYTES", 1)
     with connected(served) as slow:
         ask_for_large(served, slow)
         read = 0
@@ -214,7 +215,7 @@ def test_a_client_that_reads_slowly_gets_its_answer(
 def test_clients_that_do_not_read_their_answers_make_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "CONNECTIONS", 4)
+    monkeypatch.setattr(http_server, "CONNECTIONS", 4)
     with serve(tmp_path) as platform, ExitStack() as stack:
         platform.platform.put("large", bytes(20_000_000))
         for _ in range(4):
@@ -227,7 +228,7 @@ def test_clients_that_do_not_read_their_answers_make_room(
 
 @pytest.mark.slow
 def test_strangers_in_the_middle_of_a_body_make_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "CONNECTIONS", 3)
+    monkeypatch.setattr(http_server, "CONNECTIONS", 3)
     with serve(tmp_path) as platform, ExitStack() as stack:
         for stranger in [stack.enter_context(connected(platform)) for _ in range(3)]:
             stranger.sendall(b"POST /signin HTTP/1.1\r\nHost: x\r\nContent-Length: 4000\r\n\r\n{")
@@ -239,7 +240,7 @@ def test_strangers_in_the_middle_of_a_body_make_room(tmp_path: Path, monkeypatch
 def test_requests_of_one_caller_leave_connections_for_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "CONNECTIONS", 4)
+    monkeypatch.setattr(http_server, "CONNECTIONS", 4)
     with serve(tmp_path) as platform, ExitStack() as stack:
         token = platform.admin
         head = (
@@ -320,7 +321,7 @@ def test_a_body_that_does_not_end_in_time_is_abandoned(
 ) -> None:
     monkeypatch.setattr(requests, "BODY_S", 0.3)
     monkeypatch.setattr(app, "SIGN_IN_S", 0.3)
-    monkeypatch.setattr(server, "HEAD_S", 0.3)
+    monkeypatch.setattr(http_server, "HEAD_S", 0.3)
     strangers = "POST /signin HTTP/1.1\r\nHost: x\r\nContent-Length: 4000\r\n\r\n"
     own = f"POST /api/v1/users/whoami HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {served.admin}\r\n"
     for head in (strangers, f"{own}Content-Length: 100000\r\n\r\n"):
@@ -369,7 +370,7 @@ def test_an_upload_that_is_too_slow_is_given_up(
     served: ServedPlatform, stalled: Callable[[], socket.socket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(requests, "RATE_WINDOW_S", 0.5)
-    monkeypatch.setattr(server, "HEAD_S", 0.3)
+    monkeypatch.setattr(http_server, "HEAD_S", 0.3)
     before = served.platform.blobs.list().items
     slow = stalled()
 

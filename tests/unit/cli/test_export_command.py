@@ -30,7 +30,7 @@ def test_an_edge_bundle_is_written_and_the_printed_command_verifies_it(
 ) -> None:
     shown = falaj.done("models", "export", "churn@1", "out", "--to", "edge", "--archive", "out.tar.gz").out
 
-    assert "churn@1 is exported to out, and to out.tar.gz: 7 files" in shown
+    assert "churn@1 is exported to out, and to out.tar.gz: 8 files" in shown
     (command,) = [line.split()[1:] for line in shown.splitlines() if line.strip().startswith("next")]
     assert command[:2] == ["python", "out/run.py"]
     ran = subprocess.run([sys.executable, *command[1:]], cwd=tmp_path, capture_output=True, text=True)

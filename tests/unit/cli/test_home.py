@@ -260,9 +260,9 @@ def test_login_takes_a_link_or_a_token(falaj: CommandLine, typed: str) -> None:
 def test_login_by_link(falaj: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     logins: list[tuple[str, str]] = []
 
-    def sign_in(url: str, code: str) -> str:
+    def sign_in(url: str, code: str) -> tuple[str, str]:
         logins.append((url, code))
-        return "sara"
+        return url, "sara"
 
     monkeypatch.setattr("falaj.apps.cli.commands.login.sign_in", sign_in)
 

@@ -161,7 +161,7 @@ BAD = (
     ("jobs list --limit 0", 2, "at least 1"),
     ("runs show nope", 1, "there is no run 'nope'"),
     ("runs list nope", 1, "there is no experiment 'nope'"),
-    ("runs list train --where nonsense", 2, "a condition is like"),
+    ("runs list train --filter nonsense", 2, "at position 1"),
     ("models register churn --file nope", 1, "there is no blob 'nope'"),
     ("models from-job nope churn", 1, "there is no job 'nope'"),
     ("models from-job nope Bad+Name", 2, "MODEL is not valid"),

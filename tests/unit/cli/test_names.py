@@ -53,7 +53,7 @@ def test_last_is_the_newest(falaj: CommandLine) -> None:
     newest, *_ = ids(falaj)
 
     assert falaj.json("runs", "show", "last")["run"]["id"] == newest
-    assert falaj.done("runs", "set-tags", "last", '{"kept": "yes"}')
+    assert falaj.done("runs", "tag", "last", "kept=yes")
     assert falaj.json("runs", "show", newest)["tags"] == [{"key": "kept", "value": "yes"}]
 
 

@@ -105,6 +105,8 @@ class FakeServices:
         )
         self.jobs = SimpleNamespace(submit=self._note("submit", Record(id="job_1")), show=self._job)
         self.blobs = SimpleNamespace(read=lambda blob: iter([self.outputs[blob]]))
+        self.runs = SimpleNamespace(show=lambda _run: SimpleNamespace(artifacts=()))
+        self.nodes = SimpleNamespace(list=lambda: ())
         self.challenger = Record(id="version_2", number=2, reference="delays@2", model="model_1")
         serving = Record(id="version_1", number=1, reference="delays@1", model="model_1")
         alias = SimpleNamespace(alias="champion", protected=protected, independent=False, version="delays@1")

@@ -28,6 +28,7 @@ def perform(platform: OwnPlatform, operation: Operation) -> None:
 
 def test_these_operations_are_internal() -> None:
     assert set(INTERNAL) == {
+        "endpoints.announce",
         "endpoints.record",
         "endpoints.report",
         "jobs.begin",
@@ -35,13 +36,16 @@ def test_these_operations_are_internal() -> None:
         "jobs.preempt_for",
         "jobs.save_checkpoint",
         "jobs.finish",
+        "models.record_evaluation",
         "monitoring.evaluate",
         "monitoring.record",
         "optimization.record",
         "pipelines.conclude",
         "queues.save_what_if",
         "secrets.use",
+        "studies.record",
         "webhooks.record",
+        "workflows.finish",
     }
 
 

@@ -202,7 +202,35 @@ def test_the_best_batch_is_found_by_doubling(monkeypatch: pytest.MonkeyPatch) ->
 
     found = latency.find_best_batch(lambda rows: rows, np.zeros((5, 2), np.float32))
 
-    assert (found, tried) == (16, [1, 2, 4, 8, 16, 32, 64])
+    assert (found, tried) == ((16, 16.0), [1, 2, 4, 8, 16, 32, 64])
+
+
+def test_a_search_for_the_best_batch_that_was_disturbed_does_not_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tried: list[int] = []
+
+    def seconds(predict: object, batch: np.ndarray) -> float:
+        tried.append(len(batch))
+        return 100.0 if len(tried) in (2, 3) else 1.0 + max(0, len(batch) - 16)
+
+    monkeypatch.setattr(latency, "_quickest", seconds)
+
+    found = latency.find_best_batches({"a": lambda rows: rows}, np.zeros((5, 2), np.float32))
+
+    assert tried[:4] == [1, 2, 4, 1]  # the first search ended early
+    assert found == {"a": 16}
+
+
+def test_the_best_batch_is_the_fastest_of_those_that_were_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    def time_block(predict: object, parts: object, size: int, timed: latency.LatencySamples) -> None:
+        timed.medians.setdefault(size, []).append(1.0)  # a call costs the same whatever its size
+
+    monkeypatch.setattr(latency, "_time_block", time_block)
+
+    found = latency.measure_interleaved({"a": lambda rows: rows}, np.zeros((5, 2), np.float32), best={"a": 2})
+
+    assert found["a"].best == 32
 
 
 def test_a_speedup_has_an_interval_over_the_rounds() -> None:

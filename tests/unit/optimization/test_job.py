@@ -275,9 +275,28 @@ def test_a_held_out_set_judges_and_the_data_teaches(image_job: Job) -> None:
     rows = pq.read_table(image_job.inputs / "data.parquet")
     pq.write_table(rows.slice(0, 80), image_job.inputs / "held_out.parquet")
 
-    report = image_job.run(IMAGES)
+    report = image_job.run(IMAGES.model_copy(update={"held_out": True}))
 
     assert (report.rows, report.fitted_rows) == (80, 300)
+    assert report.held_out is not None
+    assert (report.held_out.part, report.held_out.rows, report.held_out.total) == ("held-out set", 80, 80)
+
+
+def test_the_rows_that_judge_are_identified_by_their_digest(image_job: Job) -> None:
+    plain = IMAGES.model_copy(update={"recipes": ("onnx",)})
+    split, again, whole = (image_job.run(each).held_out for each in (IMAGES, IMAGES, plain))
+    rows = pq.read_table(image_job.inputs / "data.parquet")
+    late = pa.array([1 - value for value in rows["late"].to_pylist()])
+    pq.write_table(rows.set_column(1, "late", late), image_job.inputs / "data.parquet")
+    other = image_job.run(plain).held_out
+
+    assert split == again
+    assert split is not None
+    assert whole is not None
+    assert other is not None
+    assert (split.part, split.rows, split.total) == ("part of the data", 150, 300)
+    assert (whole.part, whole.rows, whole.total) == ("data", 300, 300)
+    assert len({split.digest, whole.digest, other.digest}) == 3
 
 
 def test_rows_to_learn_from_are_not_those_that_judge() -> None:
@@ -350,7 +369,9 @@ def test_a_quantized_model_that_is_slower_is_refused(image_job: Job, monkeypatch
         return found
 
     monkeypatch.setattr(latency, "measure_interleaved", slowed)
-    monkeypatch.setattr(latency, "find_best_batch", lambda predict, features, largest: 64)
+    monkeypatch.setattr(
+        latency, "find_best_batch", lambda predict, features, largest: latency.BestBatch(64, 1.0)
+    )
 
     (static,) = image_job.run(IMAGES).variants
 

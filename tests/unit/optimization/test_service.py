@@ -76,6 +76,8 @@ def test_a_start_is_recorded_for_the_controller(env: OptimizationEnv) -> None:
         "recipes": ["onnx", "int8", "int8-static", "fp16", "bf16"],
         "budget": {"speedup": 1.1, "worse": 0.02, "metric": None, "relative": True},
         "gpus": 0,
+        "queue": "default",
+        "environment": None,
     }
 
 
@@ -107,10 +109,26 @@ def test_features_are_those_of_the_signature_unless_given(light_env: Optimizatio
 
 
 def test_the_data_are_by_default_the_training_set_of_the_version(light_env: OptimizationEnv) -> None:
-    light_env.platform.optimization.start("late@1", target="late", held_out=light_env.data, gpus=1)
+    light_env.platform.optimization.start("late@1", target="late", gpus=1)
 
     (given,) = [row["input"] for row in light_env.platform.rows(_work())]
-    assert (given["data"], given["held_out"], given["gpus"]) == (light_env.data, light_env.data, 1)
+    assert (given["data"], given["held_out"], given["gpus"]) == (light_env.data, None, 1)
+
+
+def test_a_held_out_set_is_another_than_the_data(light_env: OptimizationEnv) -> None:
+    other = light_env.platform.features.training_set("july", spine="blob:spine", views=("origins",)).id
+    start = light_env.platform.optimization.start
+
+    with pytest.raises(InvalidInput, match="june, which is the data"):
+        start("late@1", target="late", held_out=light_env.data)
+    start("late@1", target="late", held_out=other)
+
+    (given,) = [row["input"] for row in light_env.platform.rows(_work())]
+    assert (given["data"], given["held_out"]) == (light_env.data, other)
+    made = record(light_env, held_out=other)
+    assert (made.data, made.held_out) == ("june", "july")
+    above = [node.id for node in light_env.platform.lineage.graph(made.id, direction=Direction.UP)]
+    assert {light_env.data, other} <= set(above)
 
 
 def test_a_target_that_is_not_clear_is_asked_for(light_env: OptimizationEnv) -> None:

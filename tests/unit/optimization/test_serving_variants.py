@@ -115,6 +115,41 @@ def test_variants_of_another_cpu_do_not_count(served: OptimizationEnv) -> None:
     assert automatic == version
 
 
+VNNI = ("avx2", "avx512_vnni", "avx512f", "fma")
+PLAIN = ("avx2", "fma")
+
+
+@pytest.mark.parametrize(
+    ("extensions", "version"), [(VNNI, "3"), (PLAIN, "4"), (("asimd",), "2")], ids=["vnni", "avx2", "arm"]
+)
+def test_the_server_picks_the_variant_that_was_accepted_on_its_instruction_set(
+    extensions: tuple[str, ...], version: str, served: OptimizationEnv
+) -> None:
+    """int8 was accepted with VNNI, onnx without it; on another CPU nothing was."""
+    for kept, recipe, reference in ((VNNI, "int8", "late@3"), (PLAIN, "onnx", "late@4")):
+        found = Variant.model_validate(
+            {
+                "recipe": recipe,
+                "verdict": "accepted",
+                "reason": "faster",
+                "measured": measured(1, 1e5),
+                "version": reference,
+            }
+        )
+        report = OptimizationReport(
+            metric="log_loss", rows=10, original=measured(100, 100), instruction_set=kept, variants=(found,)
+        )
+        served.record(report, model="late@2")
+    probed = hardware.instruction_set(f"flags\t: fpu {' '.join(extensions)} sse4_2\n")
+
+    with served.platform.database.read() as tx:
+        asked = objects.by_name(tx, workspace=served.version.workspace, kind="model_version", name="late@2")
+        assert asked is not None
+        picked = choose_variant(tx, asked, "auto", extensions=probed)
+
+    assert picked.name == f"late@{version}"
+
+
 def test_a_protected_endpoint_demands_the_approval_of_the_variant(served: OptimizationEnv) -> None:
     platform = served.platform
     platform.models.promote("late@2", to="champion")

@@ -11,7 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import falaj as fj
-from falaj.control.pipelines.optimization import optimize
+from falaj.assembly.distillation.__main__ import train_student
+from falaj.control.pipelines.optimization import PROGRAM, STUDENT_PROGRAM, optimize
 from falaj.control.workflows.builtin import WORKFLOWS
 from falaj.errors import Conflict
 from falaj.governance import objects
@@ -23,9 +24,10 @@ from falaj.optimization.runtime import latency
 from falaj.optimization.settings import parse_settings
 from falaj.records.control.workflows import WorkflowState
 from falaj.records.governance.objects import StoredObject
-from falaj.records.names import new_id
+from falaj.records.names import ObjectId, new_id
 from falaj.records.optimization import OptimizationVerdict
 from falaj.records.registry import FileFormat
+from falaj.records.scheduling.snapshot import Explanation, Reason
 from falaj.records.training.jobs import Job, JobOutput, JobSpec, JobState
 from polling import eventually
 
@@ -82,11 +84,18 @@ class Jobs:
         self._author = env.version.author
         self._folder = folder
         self.submitted: dict[str, Job] = {}
-        self.fails = ""
+        self.fails: dict[str, tuple[JobState, str]] = {}
+        """How jobs of a module end, and why."""
+        self.refuses: dict[str, str] = {}
+        self.waits_for: Reason | None = None
+        self.cancelled: list[str] = []
 
     def submit(self, spec: JobSpec, *, code: str | None = None, workspace: str | None = None) -> Job:
-        if self.submitted:  # the key of the step has been seen
-            return next(iter(self.submitted.values()))
+        for known in self.submitted.values():
+            if known.spec.module == spec.module:  # the key of the step has been seen
+                return known
+        if spec.module in self.refuses:
+            raise Conflict(self.refuses[spec.module])
         run = self._platform.runs.start("optimization")
         ident = new_id("job")
         stored = StoredObject(
@@ -115,13 +124,28 @@ class Jobs:
     def show(self, job: str) -> Job:
         found = self.submitted[job]
         if found.state is JobState.QUEUED:
-            ended = {"state": JobState.FAILED, "reason": self.fails} if self.fails else self._run(found)
-            self.submitted[job] = found.model_copy(update=ended)
+            if self.waits_for is not None and found.spec.module == STUDENT_PROGRAM:
+                return found
+            self.submitted[job] = found.model_copy(update=self._end(found))
             return found
         return self.submitted[job]
 
+    def explain(self, job: str) -> Explanation:
+        return Explanation(
+            job=ObjectId(job), state="waiting", reason=self.waits_for, words="it waits for money", of=1
+        )
+
+    def cancel(self, job: str) -> None:
+        self.cancelled.append(job)
+
+    def _end(self, job: Job) -> dict[str, Any]:
+        if (failed := self.fails.get(str(job.spec.module))) is not None:
+            return {"state": failed[0], "reason": failed[1]}
+        return self._run(job)
+
     def _run(self, job: Job) -> dict[str, Any]:
-        inputs, outputs = self._folder / "in", self._folder / "out"
+        folder = self._folder / job.id
+        inputs, outputs = folder / "in", folder / "out"
         (inputs / "model").mkdir(parents=True)
         version = self._platform.models.version(job.spec.inputs["model"])
         for file in version.files:
@@ -130,9 +154,10 @@ class Jobs:
         pq.write_table(
             self._platform.features.load(job.spec.inputs["data"]).read_all(), inputs / "data.parquet"
         )
-        optimization_job.optimize(
-            parse_settings(job.spec.args), inputs=inputs, outputs=outputs, log=lambda _: None
-        )
+        if (student := job.spec.inputs.get("student")) is not None:
+            (inputs / "student").write_bytes(b"".join(self._platform.blobs.read(student)))
+        work = train_student if job.spec.module == STUDENT_PROGRAM else optimization_job.optimize
+        work(parse_settings(job.spec.args), inputs=inputs, outputs=outputs, log=lambda _: None)
         found = [
             JobOutput(path=path.relative_to(outputs).as_posix(), blob=self._put(path, job))
             for path in sorted(outputs.rglob("*"))
@@ -240,7 +265,7 @@ def test_cancelling_the_workflow_cancels_its_job(stage: Stage, monkeypatch: pyte
 
 
 def test_a_failed_job_fails_the_workflow(stage: Stage) -> None:
-    stage.jobs.fails = "exit status 1"
+    stage.jobs.fails[PROGRAM] = JobState.FAILED, "exit status 1"
 
     with pytest.raises(Conflict, match=r"failed: exit status 1; see falaj jobs logs job_"):
         optimize(stage.services, KillableSteps(), stage.given)
@@ -262,6 +287,123 @@ def test_an_unreadable_report_fails_the_workflow(stage: Stage, monkeypatch: pyte
 
     with pytest.raises(Conflict, match=r"report\.json of the job job_\w+ cannot be read"):
         optimize(stage.services, KillableSteps(), stage.given)
+
+
+# ----------------------------------------------------------------------------------------------- a student
+
+STUDENT_STEPS = ["submit the student", "train the student", "take the student"]
+
+
+@pytest.fixture
+def taught(stage: Stage) -> Stage:
+    """With a student whose budget is wide."""
+    stage.given |= {
+        "recipes": ["onnx", "distill"],
+        "budget": {"worse": 0.3, "metric": "auc", "relative": False},
+    }
+    return stage
+
+
+@pytest.mark.slow
+def test_a_student_is_trained_by_a_job_of_its_own_and_measured_with_the_others(taught: Stage) -> None:
+    result = optimize(taught.services, KillableSteps(), taught.given)
+
+    trained, measured = taught.jobs.submitted.values()
+    assert [job.spec.module for job in (trained, measured)] == [STUDENT_PROGRAM, PROGRAM]
+    assert trained.spec.experiment == "optimization"
+    assert "held_out" not in trained.spec.inputs
+    assert measured.spec.inputs["student"] in [each.blob for each in trained.outputs]
+    kept = taught.env.platform.optimization.show(result["id"])
+    assert kept.student == trained.id
+    _, student = kept.report.variants
+    assert student.recipe == "distill"
+    assert student.measured is not None
+    assert student.worse is not None
+    with taught.env.platform.database.read() as tx:
+        above = set(relatives(tx, kept.id, up=True, depth=None))
+    assert {trained.id, measured.id, taught.env.data} <= above
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", [*STUDENT_STEPS, "submit", "record"])
+def test_no_job_is_submitted_twice_after_a_kill_beside_a_student(taught: Stage, step: str) -> None:
+    steps = KillableSteps()
+    for after in (False, True):
+        steps.dies, steps.after = step, after
+        with pytest.raises(Killed):
+            optimize(taught.services, steps, taught.given)
+    steps.dies = None
+
+    result = optimize(taught.services, steps, taught.given)
+
+    assert [*steps.kept][:4] == [*STUDENT_STEPS, "submit"]
+    assert len(taught.jobs.submitted) == 2
+    assert [each.id for each in taught.env.platform.optimization.list().items] == [result["id"]]
+
+
+def failed(stage: Stage) -> None:
+    stage.jobs.fails[STUDENT_PROGRAM] = JobState.FAILED, "it ran longer than its limit of an hour"
+
+
+def cancelled(stage: Stage) -> None:
+    stage.jobs.fails[STUDENT_PROGRAM] = JobState.CANCELLED, "cancelled by dana"
+
+
+def not_accepted(stage: Stage) -> None:
+    stage.jobs.refuses[STUDENT_PROGRAM] = "the workspace has 1000 unfinished jobs"
+
+
+def over_budget(stage: Stage) -> None:
+    stage.jobs.waits_for = Reason.BUDGET
+
+
+def out_of_reach(stage: Stage) -> None:
+    stage.given["budget"] = {"worse": 0.0, "metric": "auc", "relative": False}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (failed, "failed: it ran longer than its limit of an hour; see falaj jobs logs job_"),
+        (cancelled, "cancelled: cancelled by dana"),
+        (not_accepted, "the job was not accepted: the workspace has 1000 unfinished jobs"),
+        (over_budget, "was cancelled, as it could not start: it waits for money"),
+        (out_of_reach, "no student reaches the budget; the best one's auc is"),
+    ],
+    ids=["failed", "cancelled", "not accepted", "over budget", "never within its quality budget"],
+)
+def test_without_a_student_the_variant_is_refused_and_the_others_go_on(
+    taught: Stage, spoil: Callable[[Stage], None], words: str
+) -> None:
+    spoil(taught)
+
+    result = optimize(taught.services, KillableSteps(), taught.given)
+
+    onnx, student = taught.env.platform.optimization.show(result["id"]).report.variants
+    assert onnx.measured is not None
+    assert (student.recipe, student.verdict) == ("distill", OptimizationVerdict.REFUSED)
+    assert words in student.reason
+    assert student.measured is None
+    assert len(taught.jobs.cancelled) == (1 if spoil is over_budget else 0)
+
+
+@pytest.mark.slow
+def test_a_report_of_a_student_that_lies_is_refused(taught: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    put = taught.jobs._put
+
+    def lie(path: Path, job: Job) -> Any:
+        if path.name == "student.json":
+            path.write_text('{"width": "wide"}')
+        return put(path, job)
+
+    monkeypatch.setattr(taught.jobs, "_put", lie)
+
+    result = optimize(taught.services, KillableSteps(), taught.given)
+
+    _, student = taught.env.platform.optimization.show(result["id"]).report.variants
+    assert "student.json of the job" in student.reason
+    assert "cannot be read: 1 faults" in student.reason
 
 
 # ------------------------------------------------------------------------------------------- real processes

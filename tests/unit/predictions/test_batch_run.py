@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,10 @@ import pytest
 from onnx import TensorProto, helper
 
 from batch_runs import NAMES, BatchRunner, customers, linear_model, scores, serialized
+from falaj.drivers.deltalake.table_folders import DeltaFolders
 from falaj.errors import InvalidInput, NotFound
 from falaj.records.registry import TensorSpec
+from falaj.serving.runtime.batch_prediction.input_tables import open_input, read_parts
 
 
 @pytest.mark.parametrize("rows", [0, 1, 4096, 4097, 122_881, 131_073, 1_000_000])
@@ -329,3 +332,21 @@ def test_pages_that_lie_are_refused_with_their_row_group_and_what_was_before_cou
         batch(source)
 
     assert "in.parquet, row group" in refused.value.faults[0].where
+
+
+def test_rows_that_were_predicted_leave_the_memory(tmp_path: Path) -> None:
+    path, group_rows = tmp_path / "in.parquet", 1 << 16
+    row_group = pa.table(
+        {f"f{number}": np.random.default_rng(number).normal(size=group_rows) for number in range(8)}
+    )
+    with pq.ParquetWriter(path, row_group.schema) as writer:
+        for _ in range(24):
+            writer.write_table(row_group)
+    table = open_input(path, DeltaFolders())
+
+    held = [
+        pa.total_allocated_bytes()
+        for _ in read_parts(table, row_group.schema.names, start=0, part_rows=group_rows)
+    ]
+
+    assert max(held[12:]) < max(held[:12]) + row_group.nbytes

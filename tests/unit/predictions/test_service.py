@@ -23,6 +23,7 @@ from falaj.records.features import ColumnType, Entity, Feature, FeatureView
 from falaj.records.governance.identity import Role
 from falaj.records.governance.lineage import Direction
 from falaj.sdk.platform import Platform
+from model_files import catboost
 from platforms import OwnPlatform
 
 NOON = datetime(2026, 6, 1, 12, tzinfo=UTC)
@@ -83,7 +84,7 @@ def test_predicting_needs_the_right_to_read_the_model_and_the_rows(platform: Own
 def test_what_cannot_be_predicted_is_refused_before_a_job_starts(platform: OwnPlatform) -> None:
     register(platform)
     platform.put("rows", parquet(customers(5)))
-    tree = platform.blobs.upload(iter([b"CBM1\x08\0\0\0" + b"x" * 8]))
+    tree = platform.blobs.upload(iter([catboost()]))
     platform.models.register("tree", files=(tree.id,), paths=("model.cbm",))
 
     with pytest.raises(AlreadyExists, match="'rows'"):

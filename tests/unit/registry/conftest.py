@@ -7,8 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from falaj.governance.operations.call import current_call
 from falaj.governance.operations.caller import Caller
+from falaj.governance.operations.gate import Gate
+from falaj.governance.operations.operation import operation
 from falaj.records.governance.identity import Role
+from falaj.records.governance.objects import StoredObject
+from falaj.records.names import Name, WorkspaceRef
 from falaj.records.registry import ModelVersion
 from falaj.registry.service import Models
 from model_files import onnx
@@ -18,6 +23,26 @@ if TYPE_CHECKING:
     pass
 
 Register = Callable[..., ModelVersion]
+MakeDataset = Callable[..., StoredObject]
+
+
+class DatasetFactory:
+    """Makes training sets without rows, so that tests of the registry need no features."""
+
+    def __init__(self, gate: Gate) -> None:
+        self.gate = gate
+
+    @operation("stand.make", resource="workspace")
+    def make(self, name: Name, *, workspace: WorkspaceRef | None = None) -> StoredObject:
+        """Make a training set."""
+        call = current_call()
+        return call.create("dataset", name, workspace=call.target, zone="local")
+
+
+@pytest.fixture
+def make_dataset(request: pytest.FixtureRequest) -> MakeDataset:
+    """Make a training set by name."""
+    return DatasetFactory(platform_of(request).gate_with(DatasetFactory)).make
 
 
 @pytest.fixture

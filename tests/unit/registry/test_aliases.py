@@ -340,6 +340,114 @@ def test_approving_twice_is_refused(
             models.approve("churn@1", alias="champion")
 
 
+def test_who_made_a_service_account_or_its_token_does_not_approve_what_it_registers(
+    light_platform: OwnPlatform, models: Models, register: Register, noor: Caller
+) -> None:
+    """A second account in one's own name is not another person."""
+    admin = light_platform.join("dana", Role.ADMIN, Role.DEVELOPER, Role.APPROVER, workspace="platform")
+    other = light_platform.join("omar", Role.ADMIN, Role.APPROVER, workspace="platform")
+    with acting_as(admin):
+        light_platform.users.create("robot", kind="service")
+        light_platform.workspaces.grant("default", "robot", role=Role.DEVELOPER)
+    with acting_as(other):
+        secret = light_platform.tokens.issue(purpose="ci", user="robot").secret
+    with acting_as(light_platform.caller_of(secret)):
+        register()
+    models.protect("churn", alias="champion")
+
+    for person in (admin, other):
+        with acting_as(person), pytest.raises(Denied, match="someone else must approve"):
+            models.approve("churn@1", alias="champion")
+    with pytest.raises(Denied) as refused:
+        models.promote("churn@1", to="champion")
+
+    assert refused.value.details["able"] == ["noor"]
+    with acting_as(noor):
+        assert models.approve("churn@1", alias="champion").by == "noor"
+
+
+def test_another_token_of_ones_own_is_no_other_person(
+    light_platform: OwnPlatform, models: Models, register: Register, dana: Caller
+) -> None:
+    with acting_as(dana):
+        register()
+        secret = light_platform.tokens.issue(purpose="approvals", actions=("models.*",)).secret
+
+    with acting_as(light_platform.caller_of(secret)), pytest.raises(Denied, match="someone else"):
+        models.approve("churn@1", alias="champion")
+
+
+@pytest.mark.parametrize("alias", ["Champion", "CHAMPION", "champion ", "champıon"])
+def test_an_alias_that_looks_like_a_protected_one_cannot_be_made(
+    light_platform: OwnPlatform, models: Models, register: Register, alias: str
+) -> None:
+    register()
+    models.protect("churn", alias="champion")
+
+    for call in (
+        lambda: models.promote("churn@1", to=alias),
+        lambda: models.approve("churn@1", alias=alias),
+        lambda: models.rollback("churn", alias=alias),
+        lambda: models.set_gates("churn", alias=alias),
+    ):
+        with pytest.raises(InvalidInput, match="an alias is a-z"):
+            call()
+    with pytest.raises((InvalidInput, NotFound)):
+        models.version("Churn@1")
+
+
+@pytest.mark.slow
+def test_two_people_who_promote_at_once_are_both_in_the_history_and_undone_one_by_one(
+    platform: OwnPlatform, models: Models, register: Register, dana: Caller
+) -> None:
+    omar = platform.join("omar", Role.DEVELOPER)
+    for _ in range(3):
+        register()
+    models.promote("churn@1", to="champion")
+
+    def promote(given: tuple[Caller, str]) -> str:
+        with acting_as(given[0]):
+            return str(models.promote(given[1], to="champion").change.previous)
+
+    with ThreadPoolExecutor(2) as pool:
+        before = list(pool.map(promote, [(dana, "churn@2"), (omar, "churn@3")]))
+
+    last, first, _ = models.alias_history("churn", alias="champion").items
+    assert {(last.by, last.version), (first.by, first.version)} == {("dana", "churn@2"), ("omar", "churn@3")}
+    assert sorted(before) == sorted(["churn@1", first.version])
+    assert (last.previous, first.previous) == (first.version, "churn@1")
+    assert models.rollback("churn", alias="champion").change.version == first.version
+    assert models.rollback("churn", alias="champion").change.version == "churn@1"
+
+
+def test_the_least_rights_see_history_and_evidence_and_move_nothing(
+    light_platform: OwnPlatform, models: Models, register: Register
+) -> None:
+    register(), register()
+    for number in (1, 2):
+        models.promote(f"churn@{number}", to="champion")
+    viewer, stranger = light_platform.join("vera", Role.VIEWER), light_platform.join("sven")
+
+    with acting_as(viewer):
+        assert models.alias("churn", "champion").version == "churn@2"
+        assert [each.version for each in models.alias_history("churn", alias="champion").items] == [
+            "churn@2",
+            "churn@1",
+        ]
+        for call in (
+            lambda: models.promote("churn@1", to="champion"),
+            lambda: models.rollback("churn", alias="champion"),
+            lambda: models.approve("churn@1", alias="champion"),
+            lambda: models.protect("churn", alias="champion"),
+            lambda: models.record_metrics("churn@1", on="x", metrics={"auc": 1.0}),
+        ):
+            with pytest.raises(Denied):
+                call()
+    with acting_as(stranger), pytest.raises(NotFound):
+        models.alias("default/churn", "champion")
+    assert champion(models) == "churn@2"
+
+
 def test_a_service_account_does_not_approve(
     light_platform: OwnPlatform, models: Models, register: Register
 ) -> None:

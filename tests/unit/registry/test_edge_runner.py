@@ -1,4 +1,4 @@
-"""The runner of edge bundles: its Ed25519 against `cryptography`, its rows, and its errors."""
+"""The runner of edge bundles: its ECDSA against `cryptography`, its rows, and its errors."""
 
 from __future__ import annotations
 
@@ -8,87 +8,117 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature, encode_dss_signature
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_der_public_key
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from falaj.registry.exports.runtime import edge_runner
-from falaj.registry.exports.runtime.edge_runner import BundleError, L, P, RowTensors, is_signed
+from falaj.registry.exports.runtime.edge_runner import KEY_PREFIX, BundleError, N, P, RowTensors, is_signed
 
 # --------------------------------------------------------------------------------------------- signatures
 
 
+SHA256 = ec.ECDSA(hashes.SHA256())
+
+
+def key_pair(secret: int) -> tuple[ec.EllipticCurvePrivateKey, bytes]:
+    private = ec.derive_private_key(secret, ec.SECP256R1())
+    return private, private.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+
+
 def accepted_by_cryptography(key: bytes, message: bytes, signature: bytes) -> bool:
     try:
-        Ed25519PublicKey.from_public_bytes(key).verify(signature, message)
-    except (InvalidSignature, ValueError):
+        public = load_der_public_key(key)
+        assert isinstance(public, ec.EllipticCurvePublicKey)
+        public.verify(signature, message, SHA256)
+    except (InvalidSignature, UnsupportedAlgorithm, ValueError, AssertionError):
         return False
     return True
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.binary(max_size=300), st.binary(min_size=32, max_size=32))
-def test_what_was_signed_is_accepted_and_the_key_of_another_is_not(message: bytes, seed: bytes) -> None:
-    private = Ed25519PrivateKey.from_private_bytes(seed)
-    key, signature = private.public_key().public_bytes_raw(), private.sign(message)
-    other = Ed25519PrivateKey.from_private_bytes(bytes(32)).public_key().public_bytes_raw()
+@given(st.binary(max_size=300), st.integers(1, N - 1))
+def test_what_was_signed_is_accepted_and_the_key_of_another_is_not(message: bytes, secret: int) -> None:
+    private, key = key_pair(secret)
+    signature = private.sign(message, SHA256)
+    _, other = key_pair(7)
 
     assert is_signed(key, message, signature)
     assert not is_signed(key, message + b"x", signature)
     assert is_signed(other, message, signature) is (other == key)
 
 
+@pytest.mark.parametrize("secret", [1, 2, 3, N - 1, N - 2, 1 << 255])
+def test_keys_at_the_ends_of_the_group_verify(secret: int) -> None:
+    private, key = key_pair(secret)
+
+    assert all(is_signed(key, bytes([n]), private.sign(bytes([n]), SHA256)) for n in range(8))
+
+
 @settings(max_examples=60, deadline=None)
-@given(st.integers(0, 96 * 8 - 1))
+@given(st.integers(0, (91 + 68) * 8 - 1))
 def test_a_flipped_bit_is_judged_as_cryptography_does(bit: int) -> None:
-    private = Ed25519PrivateKey.from_private_bytes(b"k" * 32)
-    data = bytearray(private.public_key().public_bytes_raw() + private.sign(b"message"))
-    data[bit // 8] ^= 1 << bit % 8
-    key, signature = bytes(data[:32]), bytes(data[32:])
+    private, key = key_pair(12345)
+    data = bytearray(key + private.sign(b"message", SHA256))
+    place = bit % (len(data) * 8)
+    data[place // 8] ^= 1 << place % 8
+    key, signature = bytes(data[:91]), bytes(data[91:])
 
     assert is_signed(key, b"message", signature) is accepted_by_cryptography(key, b"message", signature)
     assert not is_signed(key, b"message", signature)
 
 
-def test_the_first_vectors_of_rfc_8032() -> None:
-    key = bytes.fromhex("d75a980182b10ab7d54bfed3c964073a0ee172f3daa62325af021a68f707511a")
-    signature = bytes.fromhex(
-        "e5564300c360ac729086e2cc806e828a84877f1eb8e5d974d873e065224901555fb8821590a33bacc61e39701cf9b46b"
-        "d25bf5f0595bbe24655141438e7a100b"
-    )
+def test_a_vector_of_rfc_6979() -> None:
+    """A.2.5: P-256 with SHA-256, message "sample"."""
+    x = bytes.fromhex("60FED4BA255A9D31C961EB74C6356D68C049B8923B61FA6CE669622E60F29FB6")
+    y = bytes.fromhex("7903FE1008B8BC99A41AE9E95628BC64F2F1B20C2D7E9F5177A3C294D4462299")
+    r = 0xEFD48B2AACB6A8FD1140DD9CD45E81D69D2C877B56AAF991C34D0EA84EAF3716
+    s = 0xF7CB1C942D657C41D436C7A1B6E29F65F3E900DBB9AFF4064DC4AB2F843ACDA8
 
-    assert is_signed(key, b"", signature)
-    assert not is_signed(key, b"\x00", signature)
-
-
-def test_a_second_signature_made_from_the_first_is_refused() -> None:
-    """S + L satisfies the same equation: without the bound every signature could be changed."""
-    private = Ed25519PrivateKey.generate()
-    key, signature = private.public_key().public_bytes_raw(), private.sign(b"m")
-    s = int.from_bytes(signature[32:], "little") + L
-
-    assert not is_signed(key, b"m", signature[:32] + s.to_bytes(32, "little"))
+    assert is_signed(KEY_PREFIX + x + y, b"sample", encode_dss_signature(r, s))
+    assert not is_signed(KEY_PREFIX + x + y, b"Sample", encode_dss_signature(r, s))
 
 
-def small_order_points() -> list[bytes]:
-    """The encodings of points whose order divides eight, canonical and not."""
-    y8 = 2707385501144840649318225287225658788936804267575313519463743609750303021660
-    ys = {0, 1, P - 1, P, P + 1, y8, P - y8}
-    return [(y | sign << 255).to_bytes(32, "little") for y in ys for sign in (0, 1) if y < 1 << 255]
+def test_numbers_outside_of_the_group_are_refused() -> None:
+    private, key = key_pair(99)
+    r, s = decode_dss_signature(private.sign(b"m", SHA256))
+
+    for pair in ((0, s), (r, 0), (N, s), (r, N), (r + N, s), (r, s + N), (0, 0)):
+        assert not is_signed(key, b"m", encode_dss_signature(*pair))
 
 
-@pytest.mark.parametrize("key", small_order_points(), ids=bytes.hex)
-def test_a_key_of_small_order_signs_nothing(key: bytes) -> None:
-    """With such a key and S = 0 the neutral point would be a signature of many messages."""
-    neutral = (1).to_bytes(32, "little")
+def test_longer_encodings_of_the_same_numbers_are_refused() -> None:
+    private, key = key_pair(99)
+    signature = private.sign(b"m", SHA256)
+    r_bytes = signature[3]
+    padded = bytes([0x30, signature[1] + 1, 2, r_bytes + 1, 0]) + signature[4:]
 
-    for message in (bytes([n]) for n in range(24)):
-        for r in (neutral, key):
-            assert not is_signed(key, message, r + bytes(32))
+    for wrong in (
+        padded,
+        signature + b"\0",
+        b"\x31" + signature[1:],
+        signature[:-1],
+        b"\x30\x81" + signature[1:],
+    ):
+        assert not is_signed(key, b"m", wrong)
 
 
-@pytest.mark.parametrize(("key", "signature"), [(31, 64), (33, 64), (32, 63), (32, 65), (0, 0)])
+def test_a_point_that_is_not_on_the_curve_signs_nothing() -> None:
+    private, key = key_pair(99)
+    signature = private.sign(b"m", SHA256)
+    x, y = key[-64:-32], key[-32:]
+    other_y = (P - int.from_bytes(y, "big")).to_bytes(32, "big")
+
+    assert is_signed(KEY_PREFIX + x + y, b"m", signature)
+    for point in (bytes(64), y + x, x + other_y, x + bytes(32), b"\xff" * 64):
+        assert not is_signed(KEY_PREFIX + point, b"m", signature)
+
+
+@pytest.mark.parametrize(("key", "signature"), [(90, 70), (92, 70), (91, 7), (91, 0), (0, 0)])
 def test_other_lengths_are_refused(key: int, signature: int) -> None:
     assert not is_signed(bytes(key), b"", bytes(signature))
 

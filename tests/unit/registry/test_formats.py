@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import model_files as files
 from falaj.errors import InvalidInput
 from falaj.records.registry import FileFormat
-from falaj.registry.file_formats.pickles import is_pickle
+from falaj.registry.file_formats.pickles.headers import is_pickle
 from falaj.registry.file_formats.range_reader import RangeReader
 from falaj.registry.formats import model_format, recognize
 
@@ -55,7 +55,7 @@ def refusal(data: bytes) -> str:
         (files.lightgbm(), FileFormat.LIGHTGBM),
         (files.xgboost_json(), FileFormat.XGBOOST),
         (files.xgboost_ubj(), FileFormat.XGBOOST),
-        (b"CBM1" + bytes(20), FileFormat.CATBOOST),
+        (files.catboost(), FileFormat.CATBOOST),
         (files.torch_export(), FileFormat.TORCH_EXPORT),
         (files.array(), FileFormat.NUMPY),
         (files.array("'|S10'", version=2, data=bytes(10)), FileFormat.NUMPY),
@@ -279,7 +279,7 @@ def test_arrays_that_numpy_writes_are_recognized(kind: str, shape: tuple[int, ..
         (files.array("[('a', '|O')]"), "Python objects"),
         (files.array("'|O'", version=2), "Python objects"),
         (files.archive({"a.npy": files.array("'|O'")}), "a.npy"),
-        (zlib.compress(pickle.dumps(Bomb())), "joblib"),
+        (zlib.compress(pickle.dumps(Bomb())), "a pickle"),
         (b"ZF0x1f" + bytes([0x8F]) * 30, "joblib"),
         (b"\x1f\x8b\x08" + bytes(30), "gzip"),
         (b"\x89HDF\r\n\x1a\n" + bytes(30), "unknown format"),
@@ -366,7 +366,7 @@ TWICE_PICKLED = '{"config": {"w": {"path_name": "weight_0", "use_pickle": true, 
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (bomb_archive(), "neither"),
+        (bomb_archive(), "no torch export"),
         (files.torch_export()[:-10], "truncated"),
         (files.torch_export() + b"tail", "truncated"),
         (files.torch_export()[:40] + files.torch_export()[60:], "data outside"),
@@ -416,7 +416,7 @@ TWICE_PICKLED = '{"config": {"w": {"path_name": "weight_0", "use_pickle": true, 
         (b"[" * 100_000, "JSON that cannot be read"),
         (b"some text and then \xff", "unknown format"),
         (b"fine\n" * 20_000 + b"\x00 not", "unknown format"),
-        (b"CBM1\xff\xff\xff\xff", "unknown format"),
+        (b"CBM1\xff\xff\xff\xff", "truncated"),
         (b"PAR1" + bytes(20), "unknown format"),
     ],
 )

@@ -241,3 +241,43 @@ def test_exports_of_torch_are_accepted_and_refused_once_they_hold_code(tmp_path:
     assert mark.exists()
     assert "expr_str" in refusal(hostile)
     assert read(written.getvalue()) is FileFormat.TORCH_EXPORT
+
+
+# ---------------------------------------------------------------------------------------- example inputs
+
+TENSOR = (
+    b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\nq\x00((X\x07\x00\x00\x00storageq\x01ctorch\nFloatStorage\nq\x02"
+    b"X\x01\x00\x00\x000q\x03X\x03\x00\x00\x00cpuq\x04K\x01tq\x05QK\x00K\x01\x85q\x06K\x01\x85q\x07\x89"
+    b"ccollections\nOrderedDict\nq\x08)Rq\ttq\nRq\x0b\x85q\x0c}q\r\x86q\x0e."
+)
+"""What torch.save writes of one tensor of one number, and of no keyword arguments."""
+
+
+def with_examples(pickled: bytes, **members: bytes) -> bytes:
+    inner = {"m/data.pkl": pickled, "m/byteorder": b"little", "m/data/0": bytes(4), "m/version": b"3\n"}
+    inner |= {f"m/{name}": content for name, content in members.items()}
+    return files.torch_export(**{"data__sample_inputs__model.pt": files.archive(inner)})
+
+
+def test_example_inputs_that_are_tensors_are_accepted() -> None:
+    assert read(with_examples(TENSOR)) is FileFormat.TORCH_EXPORT
+
+
+@pytest.mark.parametrize(
+    ("pickled", "message"),
+    [
+        (b"cos\nsystem\n(X\x04\x00\x00\x00truetR.", "names os system"),
+        (TENSOR.replace(b"_rebuild_tensor_v2", b"_rebuild_from_type"), "names torch._utils"),
+        (b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\nq\x00)R}b.", "BUILD"),
+        (b"\x80\x04\x8c\x02os\x8c\x06system\x93\x8c\x04true\x85R.", "could run code"),
+        (b"(S'true'\nios\nsystem\n.", "could run code"),
+        (TENSOR[:-1], "cannot be followed"),
+        (b"", "cannot be followed"),
+    ],
+)
+def test_example_inputs_that_could_run_code_are_refused(pickled: bytes, message: str) -> None:
+    assert message in refusal(with_examples(pickled))
+
+
+def test_example_inputs_with_anything_else_beside_them_are_refused() -> None:
+    assert "does not write" in refusal(with_examples(TENSOR, **{"code.py": b"x"}))

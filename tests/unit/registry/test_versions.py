@@ -211,9 +211,22 @@ def test_no_operation_changes_a_version(platform: OwnPlatform, models: Models, r
     models.promote("churn@1", to="staging")
 
     assert platform.rows(versions)[:1] == before
-    assert models.version("churn@1") == first
+    found = models.version("churn@1")
+    assert set(found.aliases) == {"champion", "staging"}  # shown with the version, and no part of it
+    assert found.model_copy(update={"aliases": first.aliases}) == first
     verbs = {verb for verb, op in operations_of(Models).items() if not op.mode.reads}
-    assert verbs == {"register", "promote", "approve", "protect", "rollback", "export"}
+    choose = {"promote", "approve", "protect", "rollback", "set_gates", "waive_gates", "remove_alias"}
+    measure = {"record_metrics", "evaluate", "record_evaluation"}
+    describe = {
+        "create",
+        "update",
+        "rename",
+        "delete",
+        "set_tags",
+        "delete_tags",
+    }  # of the model, not of a version
+    make = {"register", "register_artifacts", "compose", "export"}
+    assert verbs == make | choose | measure | describe
 
 
 @pytest.mark.slow

@@ -30,7 +30,7 @@ from certificates import make_certificate
 from falaj.apps.model_server.grpc.frames import PING, PREFACE, frame
 from falaj.apps.model_server.grpc.messages import POOL
 from falaj.apps.model_server.limits import ServerLimits
-from falaj.records.config import Tls
+from falaj.records.control.tls import Tls
 from falaj.serving.runtime.rate_limits import RateLimit
 from model_servers import (
     OTHER_TOKEN,

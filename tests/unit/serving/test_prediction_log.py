@@ -30,11 +30,12 @@ from falaj.records.monitoring.sketches import ColumnRole
 from falaj.records.names import new_id
 from falaj.records.serving.endpoints import ScoringRule
 from falaj.records.serving.predictions import PredictionRecord
+from falaj.records.serving.statistics import percentile_ms
 from falaj.records.serving.tensors import Datatype, ServedModel, Tensor
 from falaj.serving import store as serving_store
 from falaj.serving.dependencies import PredictedBatch
 from falaj.serving.prediction_batches import decode_batch, split_id
-from falaj.serving.scores import percentile_ms, score
+from falaj.serving.scores import score
 from falaj.serving.service import MODEL_SERVER
 from hostile_rows import LYING, arrow_file, rows
 from model_servers import constant

@@ -9,12 +9,13 @@ from pathlib import Path
 import httpx
 import pytest
 
-from falaj.errors import Conflict, Denied
+from falaj.errors import Conflict, Denied, NotFound
 from falaj.governance.operations.caller import Caller, acting_as
 from falaj.records.features import ColumnType, Entity, Feature, FeatureView
 from falaj.records.governance.identity import Role
 from falaj.records.registry import TensorSpec
 from falaj.records.serving.endpoints import Route
+from falaj.records.serving.ensembles import Ensemble
 from falaj.records.serving.lookups import Lookup, ViewLookup
 from model_servers import constant, serving_platform
 from platforms import OwnPlatform
@@ -295,3 +296,64 @@ def test_a_developer_does_not_feed_a_protected_endpoint_from_elsewhere(
             with pytest.raises(Denied, match="administrator"):
                 served.endpoints.deploy("shop", model="m@4", lookup=changed)
     served.endpoints.deploy("shop", model="m@4", lookup=own.model_copy(update={"missing": 1}))
+
+
+def ensemble_of(platform: OwnPlatform, *versions: str) -> str:
+    """Compose `versions` side by side, as dana, and return the version."""
+    steps = [
+        {"name": f"s{number}", "model": version, "inputs": {"x": "request.x"}}
+        for number, version in enumerate(versions)
+    ]
+    outputs = {f"y{number}": f"s{number}.y" for number in range(len(versions))}
+    whole = Ensemble.model_validate({"steps": steps, "outputs": outputs})
+    return platform.models.compose("both", ensemble=whole).reference
+
+
+def test_an_ensemble_does_not_go_around_the_approvals_of_its_steps(
+    light_platform: OwnPlatform, models: None, dana: Caller, noor: Caller
+) -> None:
+    with acting_as(dana):
+        made = ensemble_of(light_platform, "m@1", "other@1")
+        with refused_for(made):  # m@1 is the protected champion, so that the endpoint is protected
+            light_platform.endpoints.deploy("churn", model=made)
+
+    with acting_as(noor):
+        light_platform.models.approve(made, alias="champion")
+    with acting_as(dana), refused_for("other@1"):
+        light_platform.endpoints.deploy("churn", model=made)
+
+    with acting_as(noor):
+        light_platform.models.approve("other@1", alias="champion")
+    with acting_as(dana):
+        light_platform.endpoints.deploy("churn", model=made)
+    assert light_platform.endpoints.show("churn").protected == "champion"
+
+
+def test_an_endpoint_of_an_ensemble_is_protected_only_with_approved_steps(
+    light_platform: OwnPlatform, models: None, dana: Caller, noor: Caller
+) -> None:
+    with acting_as(dana):
+        made = ensemble_of(light_platform, "m@2", "other@1")
+        light_platform.endpoints.deploy("free", model=made)
+    with acting_as(noor):
+        light_platform.models.approve(made, alias="champion")
+
+    with refused_for("m@2"):
+        light_platform.endpoints.protect("free")
+
+
+def test_an_endpoint_whose_ensemble_lost_a_step_can_be_given_another_version(
+    light_platform: OwnPlatform, models: None, dana: Caller
+) -> None:
+    with acting_as(dana):
+        made = ensemble_of(light_platform, "m@2", "other@1")
+        light_platform.endpoints.deploy("free", model=made)
+    lost = light_platform.models.version("m@2").id
+    light_platform.sql("UPDATE governance_objects SET deleted_at = created_at WHERE id = :id", {"id": lost})
+
+    with acting_as(dana):
+        with pytest.raises(NotFound, match=f"a step of {made} was deleted: {lost}"):
+            light_platform.endpoints.deploy("another", model=made)
+        light_platform.endpoints.deploy("free", model="other@1")
+
+    assert light_platform.endpoints.show("free").model == "other"

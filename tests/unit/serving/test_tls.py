@@ -12,7 +12,7 @@ import pytest
 
 from certificates import Certificate, make_certificate
 from falaj.apps.tls_listener import MOST_HANDSHAKES
-from falaj.records.config import Tls
+from falaj.records.control.tls import Tls
 from model_servers import RunningServer, constant, deployment, serving
 
 

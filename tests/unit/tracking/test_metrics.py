@@ -13,9 +13,9 @@ import pytest
 from falaj.errors import Conflict, InvalidInput, KeyReused, NotFound
 from falaj.governance.operations.operation import operations_of
 from falaj.records.tracking import BATCH_POINTS, INT64_MAX, INT64_MIN, Metric, MetricPoint
-from falaj.tracking import store
+from falaj.tracking import histories
 from falaj.tracking.service import Runs
-from falaj.tracking.tables import points as points_table
+from falaj.tracking.tables import blocks as blocks_table
 from platforms import OwnPlatform
 
 OPERATION = operations_of(Runs)["log_metrics"]
@@ -92,7 +92,7 @@ def test_a_point_without_a_timestamp_is_of_the_moment_it_arrives(
 
 
 def test_a_history_is_read_by_pages(runs: Runs, run: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "PAGE", 3)
+    monkeypatch.setattr(histories, "PAGE", 3)
     given = [(step, float(step)) for step in range(10)]
     runs.log_metrics(run, [at(step, value) for step, value in given])
 
@@ -147,9 +147,9 @@ def test_a_batch_that_is_sent_again_is_not_counted_twice(platform: OwnPlatform, 
         runs.log_metrics(run, [MetricPoint(key="loss", value=2.0)], batch="b-1")
 
 
-def test_a_batch_that_was_stored_is_acknowledged_even_after_the_end(runs: Runs, run: str) -> None:
+def test_a_batch_that_was_stored_is_acknowledged_even_after_the_deletion(runs: Runs, run: str) -> None:
     first = runs.log_metrics(run, [at(1, 0.5)], batch="last")
-    runs.end(run)
+    runs.delete(run)
 
     assert runs.log_metrics(run, [at(1, 0.5)], batch="last") == first
     with pytest.raises(Conflict):
@@ -159,11 +159,13 @@ def test_a_batch_that_was_stored_is_acknowledged_even_after_the_end(runs: Runs, 
 # ---------------------------------------------------------------------------------------------- refusal
 
 
-def test_an_ended_run_takes_no_metrics(runs: Runs, run: str) -> None:
-    runs.end(run, status="killed")
+def test_a_deleted_run_takes_no_metrics_until_it_is_restored(runs: Runs, run: str) -> None:
+    runs.delete(run)
 
-    with pytest.raises(Conflict, match="killed"):
+    with pytest.raises(Conflict, match="deleted"):
         runs.log_metrics(run, [at(1, 0.5)])
+    runs.restore(run)
+    assert runs.log_metrics(run, [at(1, 0.5)]).stored == 1
 
 
 def test_an_object_that_is_not_a_run_takes_no_metrics(platform: OwnPlatform, runs: Runs) -> None:
@@ -221,7 +223,7 @@ def test_acknowledged_points_are_seen_by_every_process(platform: OwnPlatform, ru
 
     elsewhere = platform.again()
 
-    assert elsewhere.count(points_table) == 1
+    assert elsewhere.count(blocks_table) == 1
 
 
 def test_many_threads_lose_nothing(platform: OwnPlatform, runs: Runs) -> None:
@@ -244,7 +246,6 @@ def test_many_threads_lose_nothing(platform: OwnPlatform, runs: Runs) -> None:
         thread.join()
 
     assert faults == []
-    assert platform.count(points_table) == 16 * 4 * 50 + len(own)
     for run in own:
         counts = {metric.key: metric.points for metric in runs.show(run).metrics}
         assert counts == {"loss": 1, **{f"m{number}": 160 for number in range(5)}}

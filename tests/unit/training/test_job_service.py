@@ -22,6 +22,7 @@ from falaj.governance.operations.caller import Caller, acting_as, on_terms
 from falaj.ports.launcher import AttemptState
 from falaj.records.features import ColumnType, Entity, Feature, FeatureView
 from falaj.records.governance.identity import Role
+from falaj.records.tracking import MetricPoint
 from falaj.records.training.jobs import Checkpoint, CodeOrigin, Job, JobOutput, JobSpec, JobState
 from falaj.training.tables import attempts
 from job_harness import GPU_NODE, JobHarness
@@ -269,6 +270,10 @@ def test_a_queued_job_is_cancelled_at_once_and_a_running_one_is_stopped(harness:
 
     assert gone.state is JobState.CANCELLED
     assert harness.platform.runs.show(waiting.run).run.status == "killed"
+    with pytest.raises(Conflict, match="has ended"):  # the run of a job is closed for good
+        harness.platform.runs.log_metrics(waiting.run, (MetricPoint(key="loss", value=1.0),))
+    with pytest.raises(Conflict, match="has ended"):
+        harness.platform.runs.update(waiting.run, status="running")
     assert (stopping.state, stopping.cancelling) == (JobState.RUNNING, True)
     assert harness.finish(running, "failed").state is JobState.CANCELLED  # not tried again
     with pytest.raises(Conflict):

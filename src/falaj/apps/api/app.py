@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import time
@@ -22,8 +23,21 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from falaj.apps.api.authentication import INTERFACE, TokenAuthenticator, origin_of
 from falaj.apps.api.caller_limits import CallerLimits
 from falaj.apps.api.errors import error_response
-from falaj.apps.api.headers import SecurityHeaders, SingleHeaders
+from falaj.apps.api.forwarded_origin import ForwardedOrigin
+from falaj.apps.api.headers import SingleHeaders
 from falaj.apps.api.held_entries import HeldEntries
+from falaj.apps.api.mlflow.artifacts import PROXY
+from falaj.apps.api.mlflow.errors import mlflow_error, not_supported, refused, unknown_route
+from falaj.apps.api.mlflow.route import MlflowDialect, MlflowRoute
+from falaj.apps.api.mlflow.routes import (
+    LEFT_OUT,
+    LISTINGS,
+    MOUNTS,
+    REFUSED,
+    ROUTES,
+    SERVER_FACTS,
+    SERVER_INFO,
+)
 from falaj.apps.api.openapi import openapi
 from falaj.apps.api.requests import (
     HeldBody,
@@ -36,6 +50,7 @@ from falaj.apps.api.requests import (
 from falaj.apps.api.responses import ResponseBuilder
 from falaj.apps.api.worker_threads import WorkerThreads
 from falaj.apps.byte_shares import ByteShares
+from falaj.apps.security_headers import SecurityHeaders
 from falaj.assembly.platform import LocalPlatform
 from falaj.control.lease import held_by
 from falaj.control.services import all_operations
@@ -65,10 +80,11 @@ LONG = frozenset({Mode.FREE, Mode.LATE})
 
 R = TypeVar("R")
 Endpoint = Callable[[Request], Awaitable[Response]]
+Work = Callable[..., Response]
 
 
-def make_app(platform: LocalPlatform) -> Starlette:
-    """Return the application of `platform`."""
+def make_app(platform: LocalPlatform, *, origin_key: str | None = None) -> Starlette:
+    """Return the application of `platform`; with `origin_key` the console names the addresses of its browsers."""
     handlers = RequestHandlers(platform)
     operations = all_operations()
     routes = [
@@ -79,6 +95,7 @@ def make_app(platform: LocalPlatform) -> Starlette:
         )
         for op in operations.values()
     ]
+    routes += mlflow_routes(handlers, operations)
     document = json.dumps(openapi(operations.values(), version=VERSION))
     routes += [
         Route("/healthz", _alive),
@@ -95,7 +112,62 @@ def make_app(platform: LocalPlatform) -> Starlette:
     )
     app.add_middleware(SingleHeaders, failures=platform.failures)
     app.add_middleware(SecurityHeaders, tls=platform.config.server.tls is not None)
+    if origin_key:
+        app.add_middleware(ForwardedOrigin, key=origin_key)
     return app
+
+
+def mlflow_routes(handlers: RequestHandlers, operations: Mapping[str, Operation]) -> list[Route]:
+    """Return the routes of MLflow's API; what is unknown there, or left out, has an error of MLflow's."""
+    found = [
+        Route(each.path, handlers.mlflow_endpoint(each, operations[each.operation]), methods=[each.method])
+        for each in ROUTES
+    ]
+    listings = {
+        kind: handlers.mlflow_endpoint(each, operations[each.operation]) for kind, each in LISTINGS.items()
+    }
+    found.append(Route(PROXY, _artifact_listing(handlers, listings), methods=["GET"]))
+    found.append(Route(SERVER_INFO, handlers.mlflow_behind_token(_server_info)))
+    unknown = handlers.mlflow_behind_token(_not_in_mlflow)
+    methods = ["GET", "POST", "PUT", "PATCH", "DELETE"]
+    return [*found, *(Route(f"{each}/{{rest:path}}", unknown, methods=methods) for each in MOUNTS)]
+
+
+def _artifact_listing(handlers: RequestHandlers, listings: Mapping[str, Endpoint]) -> Endpoint:
+    """Return the endpoint that lists artifacts; the object that they belong to is in the query."""
+    unknown = handlers.mlflow_behind_token(_unknown_listing)
+
+    async def serve(request: Request) -> Response:
+        kind, _, rest = request.query_params.get("path", "").strip("/").partition("/")
+        owner, _, folder = rest.partition("/")
+        root, _, below = folder.partition("/")
+        if kind not in listings or root != "artifacts":
+            return await unknown(request)
+        request.scope["path_params"] = {"owner": owner, "folder": below}
+        return await listings[kind](request)
+
+    return serve
+
+
+def _unknown_listing(request: Request) -> Response:
+    raise NotFound.at(
+        "path",
+        given=request.query_params.get("path"),
+        allowed="runs/ID/artifacts, models/ID/artifacts or versions/NAME@NUMBER/artifacts",
+    )
+
+
+def _server_info(_request: Request) -> Response:
+    return JSONResponse(SERVER_FACTS)
+
+
+def _not_in_mlflow(request: Request) -> Response:
+    if request.url.path in REFUSED:
+        return refused(REFUSED[request.url.path])
+    part = request.path_params["rest"].partition("/")[0]
+    if part in LEFT_OUT:
+        return not_supported(LEFT_OUT[part])
+    return unknown_route(request.method, request.url.path)
 
 
 class OperationPaths:
@@ -148,6 +220,18 @@ class RequestHandlers:
         self.paths[operation.path] = handle
         return handle
 
+    def mlflow_endpoint(self, route: MlflowRoute, operation: Operation) -> Endpoint:
+        dialect = MlflowDialect(route, self._responses)
+
+        async def handle(request: Request) -> Response:
+            return await self._respond(
+                request, operation.name, lambda r, i: self._operate(operation, r, i, dialect), mlflow_error
+            )
+
+        if "{" not in route.path and route.path != PROXY:
+            self.paths[route.path] = handle
+        return handle
+
     async def ready(self, _request: Request) -> Response:
         """Respond whether requests can be served and a controller is active; no token is needed."""
 
@@ -179,16 +263,29 @@ class RequestHandlers:
         return await self._respond(request, "tokens.issue", self._redeem)
 
     def behind_token(self, document: str) -> Endpoint:
+        return self._known_callers(
+            lambda _: Response(document, media_type="application/json"), error_response
+        )
+
+    def mlflow_behind_token(self, respond: Callable[[Request], Response]) -> Endpoint:
+        """Return an endpoint of MLflow's API that performs no operation."""
+        return self._known_callers(respond, mlflow_error)
+
+    def _known_callers(
+        self, respond: Callable[[Request], Response], failed: Callable[..., Response]
+    ) -> Endpoint:
         async def serve(request: Request) -> Response:
             async def show(request: Request, _ident: str) -> Response:
                 await self._in_thread(lambda: self._authenticator.require_valid(request))
-                return Response(document, media_type="application/json")
+                return respond(request)
 
-            return await self._respond(request, "openapi", show)
+            return await self._respond(request, "openapi", show, failed)
 
         return serve
 
-    async def _operate(self, operation: Operation, request: Request, ident: str) -> Response:
+    async def _operate(
+        self, operation: Operation, request: Request, ident: str, dialect: MlflowDialect | None = None
+    ) -> Response:
         caller = self._authenticator.recall(request)
         if caller is None:
             caller = await self._short.run(lambda: self._authenticator.caller(request))
@@ -196,12 +293,12 @@ class RequestHandlers:
             introduce(caller.id)
         if operation.upload:
             async with self._uploads.slot(caller.id):
-                work = self._work(operation, request, ident, caller, body_stream(request))
+                work = self._work(operation, request, ident, caller, body_stream(request), dialect)
                 return await self._in_upload_thread(work)
         held = HeldBody(self._shares, caller.id)
         try:
             body = await read_body(request, limit=self._limit, held=held)
-            work = self._work(operation, request, ident, caller, body)
+            work = self._work(operation, request, ident, caller, body, dialect)
             if operation.mode in LONG:
                 async with self._long.slot(caller.id):  # it may wait for a parser, or for memory
                     return await self._in_thread(work)
@@ -209,17 +306,28 @@ class RequestHandlers:
         finally:
             held.release()
 
-    async def _shortly(self, work: Callable[[], Response]) -> Response:
-        """Do `work` in one of a few threads; its audit entries are committed here, before it is answered."""
+    async def _shortly(self, work: Work) -> Response:
+        """Do `work` in one of a few threads; its audit entries are committed meanwhile, before it is answered."""
+        committed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-        def held() -> tuple[Response | Exception, list[Draft]]:
+        def held() -> tuple[Response | Exception, list[Draft], bool]:
+            begun = False
+
+            def commit() -> None:
+                nonlocal begun
+                if begun := bool(drafts):
+                    self._entries.begin([*drafts], committed)
+                    drafts.clear()
+
             with held_back() as drafts:
                 try:
-                    return work(), drafts
+                    return work(commit), drafts, begun
                 except Exception as error:
-                    return error, drafts
+                    return error, drafts, begun
 
-        outcome, drafts = await self._short.run(held)
+        outcome, drafts, begun = await self._short.run(held)
+        if begun:
+            await committed
         if drafts:
             await self._entries.append(drafts)
         if isinstance(outcome, Exception):
@@ -233,19 +341,27 @@ class RequestHandlers:
         ident: str,
         caller: Caller,
         body: bytes | Iterator[bytes],
-    ) -> Callable[[], Response]:
-        """Return what performs the operation, in a thread."""
+        dialect: MlflowDialect | None,
+    ) -> Work:
+        """Return what performs the operation, in a thread; it calls `performed` before it makes the response."""
         service = getattr(self._platform.services, operation.group)
 
-        def work() -> Response:
+        def work(performed: Callable[[], None] = lambda: None) -> Response:
             with acting_as(caller), on_terms(key=idempotency_key(request), request=ident):
+                message = None
                 try:
-                    given = typed_input(operation, request, body)
+                    if dialect is None:
+                        given = typed_input(operation, request, body)
+                    else:
+                        given, message = dialect.arguments(operation, request, body)
                 except InvalidInput as error:
                     self._platform.gate.reject(operation, error)
                     raise
                 result = self._platform.gate.perform(operation, service, given)
-                return self._responses.build(operation, result, caller=caller.id)
+                performed()
+                if dialect is None:
+                    return self._responses.build(operation, result, caller=caller.id)
+                return dialect.response(operation, message, result, caller=caller.id)
 
         return work
 
@@ -283,19 +399,21 @@ class RequestHandlers:
         return await anyio.to_thread.run_sync(work, limiter=self._sign_in_limiter)
 
     async def _respond(
-        self, request: Request, name: str, work: Callable[[Request, str], Awaitable[Response]]
+        self,
+        request: Request,
+        name: str,
+        work: Callable[[Request, str], Awaitable[Response]],
+        failure: Callable[..., Response] = error_response,
     ) -> Response:
-        """Return the response of `work`, with errors as problem details; count and log the request."""
+        """Return the response of `work`, with errors as `failure` writes them; count and log the request."""
         ident, began = request_id(request), time.perf_counter()
         try:
             response = await work(request, ident)
         except FalajError as error:
-            response = error_response(error, request=ident)
+            response = failure(error, request=ident)
         except Exception:
             log.exception("request failed", extra={"request": ident, "operation": name})
-            response = error_response(
-                Internal("internal error; the platform's log has the cause"), request=ident
-            )
+            response = failure(Internal("internal error; the platform's log has the cause"), request=ident)
         seconds = time.perf_counter() - began
         REQUESTS.labels(name, response.status_code).inc()
         SECONDS.labels(name).observe(seconds)

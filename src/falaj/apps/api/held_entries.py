@@ -25,15 +25,22 @@ class HeldEntries:
         self._waiting: SimpleQueue[_Waiting] = SimpleQueue()
         self._results = Results()
         self._thread: threading.Thread | None = None
+        self._starting = threading.Lock()
 
     async def append(self, drafts: Sequence[Draft]) -> None:
         """Return when `drafts` are committed; raise what kept them from it."""
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._serve, name="audit-entries", daemon=True)
-            self._thread.start()
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.put((drafts, future))
+        self.begin(drafts, future)
         await future
+
+    def begin(self, drafts: Sequence[Draft], future: asyncio.Future[None]) -> None:
+        """Begin to append `drafts`, from any thread; `future` is done when they are committed."""
+        if self._thread is None:
+            with self._starting:
+                if self._thread is None:
+                    self._thread = threading.Thread(target=self._serve, name="audit-entries", daemon=True)
+                    self._thread.start()
+        self._waiting.put((drafts, future))
 
     def _serve(self) -> None:
         while True:

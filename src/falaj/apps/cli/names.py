@@ -84,13 +84,8 @@ def _jobs(platform: Platform) -> Iterator[Known]:
 
 
 def _runs(platform: Platform) -> Iterator[Known]:
-    """Yield the newest runs of every experiment, newest first."""
-    found = [
-        run
-        for experiment in _pages(platform.objects.list, kind="experiment")
-        for run in platform.runs.list(experiment.id, limit=PAGE).items
-    ]
-    return (Known(each.id, each.name) for each in sorted(found, key=lambda run: run.started_at, reverse=True))
+    """Yield runs of the workspace, newest first."""
+    return (Known(each.id, each.name) for each in _pages(platform.runs.list))
 
 
 def _work(platform: Platform) -> Iterator[Known]:

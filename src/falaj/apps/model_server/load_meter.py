@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from falaj.apps.model_server.metrics import ServerMetrics
 from falaj.records.control.replicas import RecentLoad
-from falaj.serving.scores import BOUNDS_S, percentile_ms
+from falaj.records.serving.statistics import BOUNDS_S, percentile_ms
 
 OVERLOADED = (429, 503)
 

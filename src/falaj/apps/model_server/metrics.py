@@ -6,8 +6,7 @@ import os
 import time
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import accumulate
+from collections.abc import Iterable, Mapping
 from weakref import WeakKeyDictionary
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -15,16 +14,17 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 
 from falaj.apps.byte_shares import ByteShares
-from falaj.apps.model_server import triton_metrics
+from falaj.apps.model_server import ensemble_metrics, triton_metrics
+from falaj.apps.model_server.ensemble_metrics import cumulative
 from falaj.apps.model_server.replica_metrics import ReplicaMetrics
 from falaj.apps.model_server.triton_metrics import ModelTotals
 from falaj.records.names import ObjectId
-from falaj.records.serving.statistics import ReplicaUsage, ServerLoad, VersionLoad
+from falaj.records.serving.statistics import BOUNDS_S, ReplicaUsage, ServerLoad, VersionLoad
 from falaj.serving.deployment_state import ServedEndpoint
 from falaj.serving.lookups.joins import AGES_S
 from falaj.serving.runtime.batch_queue import BatchQueue
+from falaj.serving.runtime.ensembles.engine import EnsembleEngine
 from falaj.serving.runtime.metering import MeteredEngine
-from falaj.serving.scores import BOUNDS_S
 
 
 class VersionMetrics:
@@ -65,6 +65,8 @@ class ServerMetrics:
         self.served: Mapping[str, ServedEndpoint] = {}
         self.meters: WeakKeyDictionary[BatchQueue, MeteredEngine] = WeakKeyDictionary()
         """The runs of each queue."""
+        self.ensembles: WeakKeyDictionary[BatchQueue, EnsembleEngine] = WeakKeyDictionary()
+        """The ensembles among them."""
         self.shadow_outcomes: Counter[tuple[str, str, str]] = Counter()
         """Copies of requests by endpoint, version, and what became of them."""
         self.connections = 0
@@ -155,6 +157,7 @@ class ServerMetrics:
         yield from self._requests()
         yield from self._queue_metrics()
         yield from self._overload_metrics()
+        yield from ensemble_metrics.families(self._served_ensembles())
         yield self._shadow_metrics()
         yield from self._lookup_metrics()
         yield GaugeMetricFamily("falaj_serving_connections", "Open connections", self.connections)
@@ -175,7 +178,7 @@ class ServerMetrics:
         for labels, metrics in self._versions.items():
             for status, number in metrics.statuses.items():
                 requests.add_metric([*labels, str(status)], number)
-            seconds.add_metric(labels, _cumulative(BOUNDS_S, metrics.buckets), metrics.seconds)
+            seconds.add_metric(labels, cumulative(BOUNDS_S, metrics.buckets), metrics.seconds)
         fallbacks = CounterMetricFamily(
             "falaj_serving_fallbacks", "Requests that the fallback answered", labels=[*names, "reason"]
         )
@@ -209,7 +212,7 @@ class ServerMetrics:
             for (view, reason), number in list(meter.missing.items()):
                 missing.add_metric([name, view, reason], number)
             if served.joins:
-                ages.add_metric([name], _cumulative(AGES_S, meter.ages), meter.age_sum_s)
+                ages.add_metric([name], cumulative(AGES_S, meter.ages), meter.age_sum_s)
         return missing, ages
 
     def _queue_metrics(self) -> Iterable[Metric]:
@@ -224,6 +227,10 @@ class ServerMetrics:
             rows.add_metric(labels, queue.rows)
             waiting.add_metric(labels, queue.waiting)
         return batches, rows, waiting
+
+    def _served_ensembles(self) -> list[EnsembleEngine]:
+        queues = {id(queue): queue for served in self.served.values() for queue in served.queues.values()}
+        return [found for queue in queues.values() if (found := self.ensembles.get(queue)) is not None]
 
     def _overload_metrics(self) -> Iterable[Metric]:
         names = ["model", "version"]
@@ -240,10 +247,6 @@ class ServerMetrics:
             dropped.add_metric([*labels, "deadline"], queue.expired)
             overloaded.add_metric(labels, queue.is_overloaded)
         return dropped, overloaded
-
-
-def _cumulative(bounds: Sequence[float], numbers: Sequence[int]) -> list[tuple[str, float]]:
-    return list(zip([*map(str, bounds), "+Inf"], accumulate(numbers), strict=True))
 
 
 def _rss_bytes() -> int:

@@ -27,7 +27,7 @@ from falaj.apps.model_server.replica_metrics import ReplicaMetrics
 from falaj.apps.model_server.server import ModelServer
 from falaj.apps.model_server.tracing.export import TraceExporter
 from falaj.apps.model_server.tracing.spans import Tracer
-from falaj.apps.process_setup import stop_with_parent
+from falaj.apps.process_setup import reduce_collections, stop_with_parent
 from falaj.assembly.drivers import open_egress
 from falaj.assembly.model_server import (
     LocalListener,
@@ -36,7 +36,8 @@ from falaj.assembly.model_server import (
     version_opener,
 )
 from falaj.assembly.platform import LocalPlatform
-from falaj.records.config import Config, Tls
+from falaj.records.config import Config
+from falaj.records.control.tls import Tls
 from falaj.records.governance.identity import Role
 from falaj.serving.dependencies import NoPredictionSink
 from falaj.serving.service import MODEL_SERVER
@@ -136,6 +137,7 @@ async def running_server(
         await server.stop()
         epoch_watch.cancel()
         await recorder.stop()
+        client.remote.close()
         if exporter is not None:
             await asyncio.to_thread(exporter.stop)
 
@@ -220,8 +222,7 @@ def tune_interpreter() -> None:
     """
     sys.setswitchinterval(SWITCH_S)
     gc.collect()
-    gc.freeze()
-    gc.set_threshold(20_000, 20, 50)
+    reduce_collections()
 
 
 def url_of(listener: socket.socket, *, secure: bool) -> str:

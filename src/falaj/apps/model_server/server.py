@@ -28,7 +28,8 @@ from falaj.apps.model_server.tracing.spans import Tracer
 from falaj.apps.socket_listener import SocketListener
 from falaj.apps.tls_listener import TlsListener
 from falaj.errors import FalajError
-from falaj.records.config import ServerConfig, Tls
+from falaj.records.config import ServerConfig
+from falaj.records.control.tls import Tls
 from falaj.records.serving.endpoints import Deployment, Endpoint, ServedFile
 from falaj.records.serving.settings import MeasuredVersion, ServingSettings
 from falaj.serving.dependencies import (
@@ -44,6 +45,7 @@ from falaj.serving.dependencies import (
 from falaj.serving.deployment_state import DeploymentState
 from falaj.serving.runtime.batch_queue import BatchQueue, QueuedRequest
 from falaj.serving.runtime.engine import LONGEST_S, ModelEngine
+from falaj.serving.runtime.ensembles.engine import EnsembleEngine
 from falaj.serving.runtime.loading import load as load_file
 from falaj.serving.runtime.metering import MeteredEngine
 from falaj.serving.runtime.rate_limits import Buckets
@@ -242,6 +244,8 @@ class ModelServer:
             timeout_s=LONGEST_S if settings.timeout_ms is None else settings.timeout_ms / 1000,
         )
         self.metrics.meters[queue] = metered
+        if isinstance(engine, EnsembleEngine):
+            self.metrics.ensembles[queue] = engine
         return queue
 
     def _record_batch(

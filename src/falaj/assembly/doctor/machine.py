@@ -17,7 +17,8 @@ from falaj.assembly.doctor.findings import DoctorContext, fail, ok, warn
 from falaj.assembly.parsing import open_parsers
 from falaj.governance import isolation
 from falaj.governance.bootstrap import count_users
-from falaj.records.config import Pkcs11Config, is_loopback
+from falaj.records.config import Pkcs11Config
+from falaj.records.control.tls import is_loopback
 from falaj.records.doctor import Finding
 
 OLDEST_PYTHON = (3, 11)

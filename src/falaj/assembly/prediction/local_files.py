@@ -15,13 +15,13 @@ import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from falaj.assembly.parsing import find_sandboxes
-from falaj.assembly.prediction.__main__ import DATA, MODEL, TABLE, TABLE_FILE
+from falaj.assembly.prediction.__main__ import DATA, MODEL, OTHERS, TABLE, TABLE_FILE
 from falaj.errors import (
     AlreadyExists,
     Conflict,
@@ -32,10 +32,13 @@ from falaj.errors import (
     Unavailable,
     rebuild,
 )
+from falaj.governance.isolation import SEPARATING
 from falaj.ports.sandbox import Sandbox, UserCode
 from falaj.records.control.predictions import PredictionProgress, PredictionRun, PredictionSummary
+from falaj.records.names import ObjectId
 from falaj.records.no_telemetry import NO_TELEMETRY
 from falaj.records.places import default_config_dir
+from falaj.records.registry import FileFormat
 
 COMMAND = ("-I", "-m", "falaj.assembly.prediction")
 PACKAGE = Path(__file__).parents[2]
@@ -44,6 +47,8 @@ PARTIAL = ".partial"
 """The folder of an unfinished output has its name and this suffix."""
 EMPTY_BYTES = 4
 """Size of a file of rows that has none: magic bytes alone."""
+SANDBOX_USER = "falaj"
+"""torch asks for the name of the user, and the number that the process runs under may have none."""
 END_S = 5.0
 """How long the process may take to end after its last report."""
 GPU_DEVICES = "nvidia*"
@@ -54,18 +59,27 @@ Report = Callable[[PredictionProgress], None]
 
 
 def predict_files(
-    run: PredictionRun, model: Iterable[bytes], output: Path, *, overwrite: bool = False, report: Report
+    run: PredictionRun,
+    model: Iterable[bytes],
+    output: Path,
+    *,
+    others: Sequence[Iterable[bytes]] = (),
+    steps: Mapping[ObjectId, Iterable[bytes]] | None = None,
+    overwrite: bool = False,
+    report: Report,
 ) -> PredictionSummary:
     """Predict the rows of `run.source` into `output`: a Parquet file, or a Delta table if it is named otherwise.
 
-    `model` yields the bytes of the model's file. A run that was killed goes on where it stopped.
+    `model` yields the bytes of the model's file, `others` those of `run.others`, `steps` those of an ensemble's steps
+    by their versions. A run that was killed goes on where it stopped.
     """
     source, output = check_paths(Path(run.source), output, overwrite=overwrite)
     folder = output.with_name(output.name + PARTIAL)
     run = run.model_copy(update={"source": str(source), "to_delta": output.suffix != PARQUET})
     with _only_run(folder):
         try:
-            _write_model(folder, model)
+            beside = {str(place): content for place, content in enumerate(others)} | dict(steps or {})
+            _write_model(folder, model, beside)
             done = _run_apart(run, folder, source, report)
             _publish(folder, output, overwrite=overwrite)
         except BaseException:
@@ -111,22 +125,36 @@ def _only_run(folder: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def _write_model(folder: Path, model: Iterable[bytes]) -> None:
-    """Write the bytes of the model where the process finds them; it may be another user's."""
-    path = folder / MODEL
-    path.unlink(missing_ok=True)
+def _write_model(folder: Path, model: Iterable[bytes], others: Mapping[str, Iterable[bytes]]) -> None:
+    """Write the files of the model where the process finds them; it may be another user's."""
+    _forget_model(folder)
     owner = folder.stat()
+    beside = folder / OTHERS
+    beside.mkdir(mode=0o700)
+    if owner.st_uid != os.geteuid():
+        os.chown(beside, owner.st_uid, owner.st_gid, follow_symlinks=False)
+    _write_file(folder / MODEL, model, owner)
+    for name, content in others.items():
+        _write_file(beside / name, content, owner)
+
+
+def _write_file(path: Path, content: Iterable[bytes], owner: os.stat_result) -> None:
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        for piece in model:
+        for piece in content:
             file.write(piece)
         if owner.st_uid != os.geteuid():
             os.fchown(file.fileno(), owner.st_uid, owner.st_gid)
 
 
-def _forget_if_empty(folder: Path) -> None:
-    """Remove what a run has left that wrote no row; else the model's bytes alone."""
+def _forget_model(folder: Path) -> None:
     with suppress(FileNotFoundError):
         (folder / MODEL).unlink()
+    shutil.rmtree(folder / OTHERS, ignore_errors=True)
+
+
+def _forget_if_empty(folder: Path) -> None:
+    """Remove what a run has left that wrote no row; else the model's bytes alone."""
+    _forget_model(folder)
     try:
         has_rows = (folder / DATA).lstat().st_size > EMPTY_BYTES
     except FileNotFoundError:
@@ -142,18 +170,39 @@ def _run_apart(run: PredictionRun, folder: Path, source: Path, report: Report) -
     code = UserCode(
         [sys.executable, *COMMAND, *pieces],
         folder,
-        environment={"PATH": os.defpath, **NO_TELEMETRY},
+        environment={"PATH": os.defpath, "USER": SANDBOX_USER, **NO_TELEMETRY},
         readable=[PACKAGE, source],
         hidden=[default_config_dir()],
-        devices=sorted(Path("/dev").glob(GPU_DEVICES)),
+        devices=_devices(run),
+        children=False,
     )
     faults = []
-    for sandbox in find_sandboxes():
+    for sandbox in _sandboxes(run):
         try:
             return _run_in(sandbox, code, report)
         except (IsolationRefused, _NeverReadyError, OSError) as error:
             faults.append(Fault(where=sandbox.name, given=str(error) or type(error).__name__))
     raise Unavailable("no process for the prediction can be started", faults=faults)
+
+
+def _devices(run: PredictionRun) -> Sequence[Path]:
+    """Return the GPUs that the process may open. User code gets them only where the caller says so."""
+    is_without = run.device == "cpu" or (run.device == "auto" and run.format is FileFormat.PYTHON)
+    return () if is_without else sorted(Path("/dev").glob(GPU_DEVICES))
+
+
+def _sandboxes(run: PredictionRun) -> Sequence[Sandbox]:
+    """Return the sandboxes to try. A model that is code is kept apart from all else, see decision 0047."""
+    found = find_sandboxes()
+    if run.format is not FileFormat.PYTHON:
+        return found
+    separating = [sandbox for sandbox in found if sandbox.name in SEPARATING]
+    if not separating:
+        raise IsolationRefused(
+            f"{run.model} is Python code, which runs only where a sandbox keeps it apart, and none works here; "
+            "'falaj doctor' says what each of them lacks"
+        )
+    return separating
 
 
 class _NeverReadyError(Exception):

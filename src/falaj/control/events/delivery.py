@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from falaj.control.authorization import acting, controller_caller
+from falaj.control.events.openlineage import lineage_event
 from falaj.errors import FalajError, Fenced, ResidencyDenied, Unavailable
 from falaj.governance import objects
 from falaj.governance.events import store
@@ -26,7 +27,7 @@ from falaj.governance.events.store import ActiveWebhook, EventBatch, StoredEvent
 from falaj.governance.operations.gate import Gate
 from falaj.ports.egress import DeliveryFailed
 from falaj.ports.metadata import Transaction
-from falaj.records.governance.events import DeliveryReport, EventPosition, FailedDelivery
+from falaj.records.governance.events import DeliveryReport, EventFormat, EventPosition, FailedDelivery
 
 log = logging.getLogger("falaj.webhooks")
 
@@ -38,6 +39,11 @@ THREADS = 8
 SAVE_AFTER = 5_000
 """Events of other types that are passed over before the position is stored; a new controller reads them again."""
 GONE = 410
+NOTHING_TO_SEND = 204
+CONTENT_TYPES = {
+    EventFormat.CLOUDEVENTS: "application/cloudevents+json; charset=utf-8",
+    EventFormat.OPENLINEAGE: "application/json; charset=utf-8",
+}
 
 
 class WebhookDelivery:
@@ -104,13 +110,23 @@ class WebhookDelivery:
         source = f"/falaj/{self._gate.audit.log_id}/workspaces/{hook.workspace}"
 
         def send(found: StoredEvent) -> int:
-            body = cloud_event(found, source=source)
+            body = self._written(hook, found, source)
+            if body is None:
+                return NOTHING_TO_SEND
             headers = sign(secret, found.event.id, body, at=int(self._gate.clock().timestamp()))
+            headers["content-type"] = CONTENT_TYPES[hook.written_as]
             return self._webhooks.egress.post(
                 hook.url, headers=headers, body=body, admit=lambda address: self._admit(found, address)
             )
 
         return send
+
+    def _written(self, hook: ActiveWebhook, found: StoredEvent, source: str) -> bytes | None:
+        """Return the body of a delivery; None if the format of the webhook has no words for the event."""
+        if hook.written_as is EventFormat.CLOUDEVENTS:
+            return cloud_event(found, source=source)
+        with self._gate.database.read() as tx:
+            return lineage_event(tx, found, platform=self._gate.audit.log_id)
 
     def _admit(self, found: StoredEvent, address: str) -> None:
         """Raise ResidencyDenied if what the event is about may not be known where the address is."""
@@ -211,7 +227,6 @@ def sign(secret: bytes, ident: str, body: bytes, *, at: int) -> dict[str, str]:
     message = f"{ident}.{at}.".encode() + body
     signature = base64.b64encode(hmac.digest(secret, message, hashlib.sha256)).decode()
     return {
-        "content-type": "application/cloudevents+json; charset=utf-8",
         "user-agent": "falaj-webhooks",
         "webhook-id": ident,
         "webhook-timestamp": str(at),

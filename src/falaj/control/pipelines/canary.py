@@ -10,19 +10,15 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
 
-from falaj.control.pipelines.verdict import (
-    REFERENCE_LABELS,
-    REFERENCE_REQUESTS,
-    CanaryJudge,
-    squared_error_bound,
-)
+from falaj.control.pipelines.progress import REFERENCE
+from falaj.control.pipelines.verdict import CanaryJudge, reference_bounds
 from falaj.control.services import Services
 from falaj.control.workflows.context import WorkflowContext, to_json
 from falaj.errors import Conflict, FalajError
 from falaj.ports.workflows import JsonObject
 from falaj.records.control.pipelines import Canary, CanaryOutcome, CanaryVerdict
 from falaj.records.record import utc_now
-from falaj.records.serving.endpoints import Route, ScoringRule, ServedRoute
+from falaj.records.serving.endpoints import Route, ServedRoute
 from falaj.records.serving.statistics import EndpointStats, VersionStats
 
 Weights = dict[str, int]
@@ -30,8 +26,6 @@ Weights = dict[str, int]
 
 PAGE = 100
 """Observations that are read at once."""
-REFERENCE = timedelta(days=1)
-"""The champion's latency and errors of this time before the canary give the bounds of slow requests and of scores."""
 
 
 def canary(services: Services, context: WorkflowContext, given: JsonObject) -> JsonObject:
@@ -112,13 +106,8 @@ def _champion(services: Services, endpoint: str, challenger: str) -> JsonObject:
 def _references(services: Services, endpoint: str, champion: str) -> JsonObject:
     """Return the bound of slow requests and that of scores, from before the canary; none where too little is known."""
     stats = services.endpoints.stats(endpoint, since=utc_now() - REFERENCE)
-    found = _of(stats, champion)
-    timed = found.requests >= REFERENCE_REQUESTS and found.slow_ms is not None
-    scored = stats.scoring is ScoringRule.SQUARED_ERROR and found.labelled >= REFERENCE_LABELS
-    return {
-        "slow_above_s": found.slow_ms / 1000 if timed and found.slow_ms is not None else None,
-        "score_bound": squared_error_bound(found.score_mean or 0.0) if scored else None,
-    }
+    slow_above_s, score_bound = reference_bounds(_of(stats, champion), stats.scoring)
+    return {"slow_above_s": slow_above_s, "score_bound": score_bound}
 
 
 @dataclass(frozen=True)

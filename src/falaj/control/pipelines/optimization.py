@@ -1,10 +1,12 @@
 """The optimization workflow: a job makes and measures variants, then the accepted ones are registered as versions.
 
-Each step is one operation on behalf of the requester. After a kill at any moment the next controller resumes it.
+A student is trained before that by a job of its own; without one the others go on. Each step is one operation on
+behalf of the requester. After a kill at any moment the next controller resumes it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from pathlib import PurePosixPath
@@ -13,26 +15,41 @@ from typing import Any
 from pydantic import ValidationError
 
 from falaj.control.authorization import controller_caller
+from falaj.control.pipelines.students import train_student, words_of_job
 from falaj.control.services import Services
 from falaj.control.workflows.context import WorkflowContext, to_json, wait_for_job
 from falaj.errors import Conflict
 from falaj.governance.operations.caller import acting_as
 from falaj.optimization.settings import OptimizationSettings
 from falaj.ports.workflows import JsonObject
-from falaj.records.optimization import AcceptanceBudget, OptimizationReport, OptimizationVerdict, Variant
+from falaj.records.optimization import (
+    AcceptanceBudget,
+    OptimizationReport,
+    OptimizationVerdict,
+    Recipe,
+    Variant,
+)
 from falaj.records.registry import FileFormat, ModelVersion
 from falaj.records.training.jobs import Job, JobSpec, JobState
 
 REPORT = "report.json"
 LARGEST_REPORT = 4 << 20
 PROGRAM = "falaj.optimization.runtime"
+STUDENT_PROGRAM = "falaj.assembly.distillation"
+STUDENT_RECIPE: Recipe = "distill"
 EXPERIMENT = "optimization"
 LONGEST = timedelta(minutes=30)
+LONGEST_TRAINING = timedelta(hours=1)
 
 
 def optimize(services: Services, context: WorkflowContext, given: JsonObject) -> JsonObject:
     """Measure variants of a version; the result names the new versions, the fastest last."""
-    submitted = context.run("submit", lambda: _submit(services, given))
+    student: JsonObject = {}
+    if STUDENT_RECIPE in given["recipes"]:
+        student = train_student(
+            services, context, _student_spec(services, given), workspace=given["workspace"]
+        )
+    submitted = context.run("submit", lambda: _submit(services, given, student))
     job = wait_for_job(
         services,
         context,
@@ -46,7 +63,7 @@ def optimize(services: Services, context: WorkflowContext, given: JsonObject) ->
     for variant in _accepted(measured):
         name = f"register {variant.recipe}"
         made[variant.recipe] = context.run(name, partial(_register, services, given, job, measured, variant))
-    kept = context.run("record", lambda: _record(services, given, job, report, made))
+    kept = context.run("record", lambda: _record(services, given, job, student, report, made))
     return {
         "id": kept["id"],
         "job": job["id"],
@@ -55,40 +72,59 @@ def optimize(services: Services, context: WorkflowContext, given: JsonObject) ->
     }
 
 
-def measuring_words(job: str) -> str:
-    """Return what the workflow reports while its job runs; the command line reads the job's id from it."""
-    return f"job {job} measures variants"
+def _submit(services: Services, given: JsonObject, student: JsonObject) -> JsonObject:
+    inputs = {"model": given["model"], "data": given["data"]}
+    if given.get("held_out") is not None:
+        inputs["held_out"] = given["held_out"]
+    if "blob" in student:
+        inputs["student"] = student["blob"]
+    settings = _settings(given).model_copy(update={"no_student": student.get("refused", "")})
+    spec = _job_spec(services, given, "optimize", PROGRAM, settings).model_copy(
+        update={"inputs": inputs, "gpus": given.get("gpus", 0)}
+    )
+    return to_json(services.jobs.submit(spec, workspace=given["workspace"]))
 
 
-def _submit(services: Services, given: JsonObject) -> JsonObject:
-    settings = OptimizationSettings(
+def _student_spec(services: Services, given: JsonObject) -> Callable[[], JobSpec]:
+    """Return the job that trains the student; it is not given the held-out set."""
+
+    def spec() -> JobSpec:
+        made = _job_spec(services, given, "distill", STUDENT_PROGRAM, _settings(given))
+        inputs = {"model": given["model"], "data": given["data"]}
+        return made.model_copy(update={"inputs": inputs, "timeout": LONGEST_TRAINING})
+
+    return spec
+
+
+def _settings(given: JsonObject) -> OptimizationSettings:
+    return OptimizationSettings(
         target=given["target"],
         features=tuple(given["features"]),
         recipes=tuple(given["recipes"]),
         budget=AcceptanceBudget.model_validate(given["budget"]),
+        held_out=given.get("held_out") is not None,
     )
-    held_out = given.get("held_out")
+
+
+def _job_spec(
+    services: Services, given: JsonObject, verb: str, program: str, settings: OptimizationSettings
+) -> JobSpec:
     version = services.models.version(given["model"])
-    spec = JobSpec(
-        name=f"optimize-{version.name}-{version.number}"[-128:].lstrip("-_."),
-        module=PROGRAM,
+    return JobSpec(
+        name=f"{verb}-{version.name}-{version.number}"[-128:].lstrip("-_."),
+        module=program,
         args=settings.arguments(),
-        inputs={
-            "model": given["model"],
-            "data": given["data"],
-            **({} if held_out is None else {"held_out": held_out}),
-        },
-        gpus=given.get("gpus", 0),
+        queue=given.get("queue", "default"),
+        environment=given.get("environment"),
         experiment=EXPERIMENT,
         timeout=LONGEST,
     )
-    return to_json(services.jobs.submit(spec, workspace=given["workspace"]))
 
 
 def _ended(services: Services, context: WorkflowContext, ident: str) -> JsonObject | None:
     job = services.jobs.show(ident)
     if not job.state.ended:
-        context.report(measuring_words(ident))
+        context.report(words_of_job(ident, "measures variants"))
         return None
     if job.state is not JobState.DONE:
         why = job.reason or f"exit status {job.exit_code}"
@@ -169,7 +205,12 @@ def _metrics(variant: Variant) -> dict[str, float]:
 
 
 def _record(
-    services: Services, given: JsonObject, job: JsonObject, reported: JsonObject, made: dict[str, JsonObject]
+    services: Services,
+    given: JsonObject,
+    job: JsonObject,
+    student: JsonObject,
+    reported: JsonObject,
+    made: dict[str, JsonObject],
 ) -> JsonObject:
     """Store the report as the controller: a requester with that right could store made-up measurements."""
     report = OptimizationReport.model_validate(reported)
@@ -181,7 +222,9 @@ def _record(
         kept = services.optimization.record(
             given["model"],
             data=given["data"],
+            held_out=given.get("held_out"),
             job=job["id"],
+            student=student.get("job"),
             target=given["target"],
             features=tuple(given["features"]),
             budget=AcceptanceBudget.model_validate(given["budget"]),

@@ -22,9 +22,7 @@ ARGUMENT_CHARACTERS = 4000
 def predict(services: Services, context: WorkflowContext, given: JsonObject) -> JsonObject:
     """Predict the rows of a table; the result names the blob of the predictions."""
     submitted = context.run("submit", lambda: _submit(services, given))
-    job = wait_for_job(
-        services, context, "predict", submitted["id"], lambda: _ended(services, context, submitted["id"])
-    )
+    job = wait_for_prediction(services, context, "predict", submitted["id"])
     context.report("store the predictions")
     staged = context.run("store the predictions", lambda: _stage(services, given, job))
     blob = context.run(
@@ -42,24 +40,39 @@ def predict(services: Services, context: WorkflowContext, given: JsonObject) -> 
 
 def _submit(services: Services, given: JsonObject) -> JsonObject:
     run = PredictionRun.model_validate(given["run"]).model_copy(update={"threads": given["cpus"]})
-    text = run.model_dump_json()
     spec = JobSpec(
         name=f"predict-{run.model.replace('@', '-')}"[-128:].lstrip("-_."),
         module=PROGRAM,
-        args=tuple(text[at : at + ARGUMENT_CHARACTERS] for at in range(0, len(text), ARGUMENT_CHARACTERS)),
-        inputs={"model": given["model"], "data": given["data"]},
+        args=job_arguments(run),
+        inputs={
+            "model": given["model"],
+            "data": given["data"],
+            **{step.version: step.version for step in run.steps},
+        },
         cpus=given["cpus"],
         gpus=given["gpus"],
+        retries=given["retries"],
         queue=given["queue"],
         experiment=EXPERIMENT,
     )
     return to_json(services.jobs.submit(spec, workspace=given["workspace"]))
 
 
-def _ended(services: Services, context: WorkflowContext, ident: str) -> JsonObject | None:
+def job_arguments(run: PredictionRun) -> tuple[str, ...]:
+    """Return a run as the arguments of its job."""
+    text = run.model_dump_json()
+    return tuple(text[at : at + ARGUMENT_CHARACTERS] for at in range(0, len(text), ARGUMENT_CHARACTERS))
+
+
+def wait_for_prediction(services: Services, context: WorkflowContext, name: str, job: str) -> JsonObject:
+    """Wait in a step called `name` until a job that predicts is done; report how many rows it has predicted."""
+    return wait_for_job(services, context, name, job, lambda: _ended(services, context, name, job))
+
+
+def _ended(services: Services, context: WorkflowContext, name: str, ident: str) -> JsonObject | None:
     job = services.jobs.show(ident)
     if job.progress is not None:
-        context.report("predict", done=job.progress.step, of=job.progress.total)
+        context.report(name, done=job.progress.step, of=job.progress.total)
     if not job.state.ended:
         return None
     if job.state is not JobState.DONE:

@@ -9,6 +9,7 @@ from typing import Annotated
 from pydantic import Field
 from sqlalchemy import insert, select, update
 
+from falaj.control.pipelines.progress import CanaryReplays
 from falaj.control.tables import pipelines, work
 from falaj.control.workflows.service import IntentQueue
 from falaj.control.workflows.store import UNFINISHED, is_unfinished, work_row
@@ -24,6 +25,7 @@ from falaj.ports.workflows import JsonObject
 from falaj.records.control.pipelines import (
     Canary,
     CanaryPlan,
+    CanaryProgress,
     CanaryTraffic,
     CanaryVerdict,
     Cause,
@@ -50,6 +52,7 @@ class Pipelines:
         self.gate = gate
         self._blobs = blobs
         self._intents = intents
+        self._replays = CanaryReplays()
 
     @operation("pipelines.apply", resource="workspace")
     def apply(
@@ -161,6 +164,13 @@ class Pipelines:
             "more": {each.metric: each.more for each in verdict.evidence if each.more is not None},
         }
         return verdict
+
+    @operation("pipelines.canary_progress", resource="endpoint", mode=Mode.READ)
+    def canary_progress(self, endpoint: EndpointRef) -> CanaryProgress:
+        """Show the evidence on versions that answer side by side, and the verdict on the last canary."""
+        call = current_call()
+        home = objects.by_id(call.tx, call.target.workspace)
+        return self._replays.progress(call.tx, call.target, "" if home is None else home.name)
 
     @operation("pipelines.plan_canary", resource="endpoint", mode=Mode.READ)
     def plan_canary(

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from falaj.control.pipelines.betting import Comparison, Margin, Thresholds, indicators, shuffled
 from falaj.records.control.pipelines import (
     Canary,
     CanaryOutcome,
+    CanaryPoint,
     CanaryVerdict,
+    EvidencePoint,
     Metric,
     MetricEvidence,
 )
@@ -83,6 +85,7 @@ class CanaryJudge:
         self._labels = [0, 0]
         self.last = 0
         """The number of the last observation."""
+        self.last_at: datetime | None = None
         self.comparisons = {
             name: Comparison(margin, thresholds(plan), plan.share)
             for name, margin in judged_metrics(plan).items()
@@ -90,7 +93,7 @@ class CanaryJudge:
 
     def add(self, seen: Observation, scoring: ScoringRule | None) -> None:
         """Add an observation; they come in the order of their numbers, and none comes twice."""
-        self.last = seen.number
+        self.last, self.last_at = seen.number, seen.at
         counts = [_of(seen.requests, name) for name in self._names]
         scores = [seen.scores.get(name, ()) for name in self._names]
         self._requests = [n + each.requests for n, each in zip(self._requests, counts, strict=True)]
@@ -132,6 +135,23 @@ class CanaryJudge:
             champion=champion,
             challenger=challenger,
             evidence=evidence,
+        )
+
+    def point(self, at: datetime) -> CanaryPoint:
+        """Return the evidence so far, for a plot."""
+        risk = self._plan.false_promotion
+        metrics = []
+        for name, found in self.comparisons.items():
+            scale, bounds = self._scale(name), found.interval(risk)
+            low, high = (None, None) if bounds is None else (bounds[0] * scale, bounds[1] * scale)
+            evidence = _evidence(name, found, scale)
+            metrics.append(EvidencePoint(**evidence.model_dump(), low=low, high=high))
+        return CanaryPoint(
+            number=self.last,
+            at=at,
+            requests=self._requests[1],
+            labels=self._labels[1],
+            metrics=tuple(metrics),
         )
 
     # -------------------------------------------------------------------------------------- observations
@@ -215,6 +235,19 @@ class CanaryJudge:
 
 _NAMES: dict[Metric, str] = {"error_rate": "error rate", "latency": "slow requests", "score": "score"}
 _UNITS: dict[Metric, str] = {"error_rate": "requests", "latency": "requests", "score": "labels"}
+
+
+def reference_bounds(before: VersionStats, scoring: ScoringRule | None) -> tuple[float | None, float | None]:
+    """Return the bound of slow requests in seconds and that of scores, by what the champion did before the canary.
+
+    None where too little is known.
+    """
+    timed = before.requests >= REFERENCE_REQUESTS and before.slow_ms is not None
+    scored = scoring is ScoringRule.SQUARED_ERROR and before.labelled >= REFERENCE_LABELS
+    return (
+        before.slow_ms / 1000 if timed and before.slow_ms is not None else None,
+        squared_error_bound(before.score_mean or 0.0) if scored else None,
+    )
 
 
 def squared_error_bound(mean: float) -> float:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from falaj.control.pipelines.canary import canary
+from falaj.control.pipelines.evaluation import evaluate
 from falaj.control.pipelines.optimization import optimize
 from falaj.control.pipelines.prediction import predict
 from falaj.control.pipelines.retraining import retrain
 from falaj.control.services import Services
+from falaj.control.tuning.study import tune
 from falaj.control.workflows.context import Workflow, WorkflowContext, to_json
 from falaj.control.workflows.what_if import replay_what_if
 from falaj.ports.workflows import JsonObject
@@ -31,14 +33,24 @@ def copy_blob(services: Services, context: WorkflowContext, given: JsonObject) -
 
 WORKFLOWS: dict[str, Workflow] = {
     "blobs.copy": copy_blob,
+    "models.evaluate": evaluate,
     "optimization.start": optimize,
     "pipelines.retrain": retrain,
     "pipelines.canary": canary,
     "predictions.start": predict,
     "queues.what_if": replay_what_if,
+    "studies.create": tune,
 }
 
 SELF_UNDOING = frozenset(
-    {"optimization.start", "pipelines.retrain", "pipelines.canary", "predictions.start", "queues.what_if"}
+    {
+        "models.evaluate",
+        "optimization.start",
+        "pipelines.retrain",
+        "pipelines.canary",
+        "predictions.start",
+        "queues.what_if",
+        "studies.create",
+    }
 )
 """Workflows that revert or end what they have begun when they are cancelled."""

@@ -15,7 +15,8 @@ from falaj.governance.operations.gate import Gate
 from falaj.governance.operations.operation import Mode, operation
 from falaj.governance.operations.pagination import list_workspace_page
 from falaj.governance.record_stream import stream_changes
-from falaj.records.control.workflows import WorkflowRun
+from falaj.records.control.workflows import WorkflowEnd, WorkflowRun
+from falaj.records.governance.identity import Role
 from falaj.records.governance.objects import Cursor, Page, PageSize
 from falaj.records.names import WorkflowRef, WorkspaceRef
 
@@ -63,6 +64,17 @@ class Workflows:
             raise Conflict(f"work {found.id} has ended already: {found.state}")
         store.request_cancel(call.tx, found.id)
         return found
+
+    @operation("workflows.finish", resource="work", allow=Role.OPERATOR, internal=True, emits=True)
+    def finish(self, work: WorkflowRef, *, end: WorkflowEnd) -> WorkflowRun:
+        """Record how work ended; the controller calls this."""
+        call = current_call()
+        found = work_record(call.tx, call.target)
+        if found.state.ended:
+            raise Conflict(f"work {found.id} has ended already: {found.state}")
+        store.end_work(call.tx, found.id, end, now=call.now)
+        call.event_data |= {"workflow": found.workflow, "state": end.state}
+        return work_record(call.tx, call.target)
 
 
 class IntentQueue:

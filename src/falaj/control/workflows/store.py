@@ -13,7 +13,7 @@ from falaj.control.tables import work
 from falaj.governance.operations.idempotency import hold_fence
 from falaj.ports.metadata import Prepared, Transaction
 from falaj.ports.workflows import JsonObject
-from falaj.records.control.workflows import WorkflowRun, WorkflowState
+from falaj.records.control.workflows import WorkflowEnd, WorkflowRun, WorkflowState
 from falaj.records.governance.objects import StoredObject
 from falaj.records.names import ObjectId
 
@@ -69,15 +69,18 @@ def is_unfinished(tx: Transaction, ident: str | None) -> bool:
 
 def update_work(tx: Transaction, ident: str, *, fence: int, **values: Any) -> None:
     """Update a row of work; Fenced if another controller has taken over."""
-    hold_fence(fence, lease.current_fence(tx))
+    hold_lease(tx, fence=fence)
     _set(tx, ident, **values)
 
 
-def end_work(
-    tx: Transaction, ident: str, *, fence: int, state: WorkflowState, now: datetime, **values: Any
-) -> None:
-    """Record the end of work; Fenced if another controller has taken over."""
-    update_work(tx, ident, fence=fence, state=state, ended_at=now, doing=None, **values)
+def hold_lease(tx: Transaction, *, fence: int) -> None:
+    """Raise Fenced if another controller has taken over."""
+    hold_fence(fence, lease.current_fence(tx))
+
+
+def end_work(tx: Transaction, ident: str, end: WorkflowEnd, *, now: datetime) -> None:
+    """Record the end of work."""
+    _set(tx, ident, state=end.state, result=end.result, error=end.error, ended_at=now, doing=None)
 
 
 def request_cancel(tx: Transaction, ident: str) -> None:

@@ -10,17 +10,18 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
 from urllib.parse import SplitResult, urlsplit
 
+from falaj.drivers.egress.connections import KeptConnections, PinnedConnection, describe_failure
 from falaj.errors import InvalidInput
-from falaj.ports.egress import Admit, DeliveryFailed, EgressAnswer
+from falaj.ports.egress import Admit, DeliveryFailed
 from falaj.records.governance.egress import read_egress_host
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 DEADLINE_S = 10.0
 """Time for a whole request, from the connection to the end of the answer's head."""
+MOST_CONNECTIONS = 16
 PORTS = {"https": 443, "http": 80}
 NOT_PUBLIC = [
     ipaddress.ip_network(each)
@@ -62,22 +63,19 @@ class HttpEgress:
         with self._exchange("POST", url, headers, body, DEADLINE_S, admit) as answer:
             return answer.status
 
-    def ask(
-        self,
-        method: Literal["GET", "POST"],
-        url: str,
-        *,
-        headers: Mapping[str, str],
-        body: bytes,
-        within_s: float,
-        limit_bytes: int,
-    ) -> EgressAnswer:
-        with self._exchange(method, url, headers, body, within_s, lambda _: None) as answer:
-            content = answer.read(limit_bytes + 1)
-            if len(content) > limit_bytes:
-                raise DeliveryFailed(f"the answer is larger than {limit_bytes} bytes")
-            found = {name.lower(): value for name, value in answer.getheaders()}
-            return EgressAnswer(answer.status, found, content)
+    def connect(
+        self, url: str, *, headers: Mapping[str, str], ca: Path | None = None, most: int = MOST_CONNECTIONS
+    ) -> KeptConnections:
+        self.require(url)
+        target = _split(url)
+        host, port = _host(target), _port(target)
+        tls = self._context(ca) if target.scheme == "https" else None
+
+        def open_connection(within_s: float) -> PinnedConnection:
+            address = self._resolve(host, port, secure=tls is not None)
+            return PinnedConnection(host, port, str(address), tls, within_s)
+
+        return KeptConnections(open_connection, path=target.path.rstrip("/"), headers=headers, most=most)
 
     @contextmanager
     def _exchange(
@@ -93,7 +91,7 @@ class HttpEgress:
         address = self._resolve(host, port, secure=target.scheme == "https")
         admit(str(address))
         tls = self._context() if target.scheme == "https" else None
-        connection = _Pinned(host, port, str(address), tls, within_s)
+        connection = PinnedConnection(host, port, str(address), tls, within_s)
         overdue = threading.Timer(within_s, connection.abort)
         overdue.daemon = True
         overdue.start()
@@ -102,7 +100,7 @@ class HttpEgress:
             connection.request(method, path, body=body, headers=dict(headers))
             yield connection.getresponse()
         except (OSError, http.client.HTTPException) as error:
-            raise DeliveryFailed(_reason(error, host, port, within_s)) from None
+            raise DeliveryFailed(describe_failure(error, host, port, within_s)) from None
         finally:
             overdue.cancel()
             connection.close()
@@ -137,39 +135,16 @@ class HttpEgress:
     def _is_in_networks(self, address: Address, port: int) -> bool:
         return any(address in network and only in (None, port) for network, only in self._networks)
 
-    def _context(self) -> ssl.SSLContext:
+    def _context(self, ca: Path | None = None) -> ssl.SSLContext:
         context = ssl.create_default_context()
         context.minimum_version = ssl.TLSVersion.TLSv1_2
-        if self._ca is not None:
-            context.load_verify_locations(self._ca)
-        return context
-
-
-class _Pinned(http.client.HTTPConnection):
-    """A connection to an address that was resolved before; TLS is checked against the host's name."""
-
-    def __init__(
-        self, host: str, port: int, address: str, context: ssl.SSLContext | None, within_s: float
-    ) -> None:
-        super().__init__(host, port, timeout=within_s)
-        self.default_port = 443 if context else 80
-        self._address = address
-        self._tls = context
-
-    def connect(self) -> None:
-        plain = socket.create_connection((self._address, self.port), timeout=self.timeout)
-        self.sock = plain
-        if self._tls is not None:
-            self.sock = self._tls.wrap_socket(plain, server_hostname=self.host)
-
-    def abort(self) -> None:
-        """End the request: whoever reads from the socket gets an error."""
-        connected = self.sock
-        if connected is not None:
+        for file in filter(None, (self._ca, ca)):
             try:
-                connected.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                return
+                context.load_verify_locations(file)
+            except OSError as error:  # also what is no certificate
+                allowed = f"a readable PEM file with certificates ({error.strerror or error})"
+                raise InvalidInput.at("ca", given=str(file), allowed=allowed) from None
+        return context
 
 
 def _split(url: str) -> SplitResult:
@@ -202,13 +177,3 @@ def _port(target: SplitResult) -> int:
 def _plain(address: Address) -> Address:
     """Return the IPv4 address that an IPv6 one stands for, or the address itself."""
     return getattr(address, "ipv4_mapped", None) or address
-
-
-def _reason(error: Exception, host: str, port: int, within_s: float) -> str:
-    if isinstance(error, ssl.SSLCertVerificationError):
-        return f"the certificate of {host} is not valid: {error.verify_message}"
-    if isinstance(error, TimeoutError):
-        return f"{host}:{port} did not answer within {within_s:.0f} s"
-    if isinstance(error, http.client.HTTPException):
-        return f"{host}:{port} ended the connection, or did not answer in HTTP ({type(error).__name__})"
-    return f"{host}:{port}: {getattr(error, 'strerror', None) or type(error).__name__}"

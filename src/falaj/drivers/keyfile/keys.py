@@ -14,13 +14,21 @@ from pathlib import Path
 from typing import Self
 
 from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from falaj import errors
-from falaj.ports.keys import WrappedKey
+from falaj.ports.keys import EcdsaSignature, WrappedKey
 
 FORMAT = 1
+FORMAT_WITH_ECDSA = 2
+"""A file with rotated P-256 keys: a platform that does not know them must not write it, and so lose them."""
+P256 = ec.SECP256R1()
+P256_ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
+ECDSA_INFO = b"falaj P-256 signing key"
 KEY_BYTES = 32
 NONCE_BYTES = 12
 ABOUT = "Who has this file can read all that this Falaj stores; without it nobody can. Keep a copy offline."
@@ -97,6 +105,23 @@ class KeyFile:
     def public_key(self) -> bytes:
         return Ed25519PrivateKey.from_private_bytes(self._now().signing).public_key().public_bytes_raw()
 
+    def sign_ecdsa(self, message: bytes) -> EcdsaSignature:
+        key = self._now().ecdsa_keys()[-1]
+        # The nonce comes from key and message: the same version is signed by the same bytes.
+        signed = key.sign(message, ec.ECDSA(hashes.SHA256(), deterministic_signing=True))
+        return EcdsaSignature(signed, _public_ecdsa(key))
+
+    def ecdsa_keys(self) -> tuple[bytes, ...]:
+        return tuple(_public_ecdsa(key) for key in self._now().ecdsa_keys())
+
+    def rotate_ecdsa(self) -> bytes:
+        self._now()
+        seed = new_key()
+        with translate_os_errors(self._path, "rotated"), directory_lock(self._path.parent):
+            held, _ = read_key_file(self._path)
+            write_key_file(replace(held, ecdsa=(*held.ecdsa, seed)), self._path, os.replace)
+        return _public_ecdsa(_ecdsa_key(seed))
+
     def keep(self, name: str, value: bytes) -> None:
         self._now()
         path = self._kept_path(name)
@@ -136,6 +161,8 @@ class KeyMaterial:
     name: str
     roots: dict[int, bytes]
     signing: bytes
+    ecdsa: tuple[bytes, ...] = ()
+    """Seeds of the second and later P-256 keys; the first one comes from `signing`, so every older file has it."""
 
     @property
     def newest(self) -> str:
@@ -147,26 +174,34 @@ class KeyMaterial:
                 return root
         raise errors.KeyUnavailable(f"root key {name} is not in this key file, which holds {self.name}-…")
 
+    def ecdsa_keys(self) -> list[ec.EllipticCurvePrivateKey]:
+        """Return every version of the P-256 key, oldest first."""
+        return [_ecdsa_key(seed) for seed in (self.signing, *self.ecdsa)]
+
     def to_json(self) -> str:
-        fields = {
+        fields: dict[str, object] = {
             "name": self.name,
             "roots": {version: root.hex() for version, root in self.roots.items()},
             "signing": self.signing.hex(),
         }
-        return json.dumps({"about": ABOUT, "format": FORMAT, **fields}, indent=2) + "\n"
+        written = FORMAT
+        if self.ecdsa:
+            written, fields["ecdsa"] = FORMAT_WITH_ECDSA, [seed.hex() for seed in self.ecdsa]
+        return json.dumps({"about": ABOUT, "format": written, **fields}, indent=2) + "\n"
 
     @classmethod
     def from_json(cls, text: bytes) -> KeyMaterial:
         fields = json.loads(text)
-        if fields["format"] != FORMAT:
+        if fields["format"] not in (FORMAT, FORMAT_WITH_ECDSA):
             raise ValueError("another format")
         if not isinstance(fields["roots"], dict):
             raise ValueError("roots without versions")
         roots = {int(version): bytes.fromhex(root) for version, root in fields["roots"].items()}
         signing = bytes.fromhex(fields["signing"])
-        if not roots or any(len(key) != KEY_BYTES for key in (*roots.values(), signing)):
+        ecdsa = tuple(bytes.fromhex(seed) for seed in fields.get("ecdsa", []))
+        if not roots or any(len(key) != KEY_BYTES for key in (*roots.values(), signing, *ecdsa)):
             raise ValueError("a key of another length")
-        return cls(str(fields["name"]), roots, signing)
+        return cls(str(fields["name"]), roots, signing, ecdsa)
 
 
 @dataclass(frozen=True)
@@ -185,6 +220,18 @@ class FileVersion:
 
 def new_key() -> bytes:
     return os.urandom(KEY_BYTES)
+
+
+def _ecdsa_key(seed: bytes) -> ec.EllipticCurvePrivateKey:
+    """Return the P-256 key of a seed; 16 more bytes than the order has make the remainder uniform."""
+    expanded = HKDF(hashes.SHA256(), 48, salt=None, info=ECDSA_INFO).derive(seed)
+    return ec.derive_private_key(int.from_bytes(expanded, "big") % (P256_ORDER - 1) + 1, P256)
+
+
+def _public_ecdsa(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.public_key().public_bytes(
+        serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
 
 
 def read_key_file(path: Path) -> tuple[KeyMaterial, FileVersion]:

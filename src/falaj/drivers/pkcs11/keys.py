@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import secrets
@@ -13,18 +14,24 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import pkcs11
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature
 from pkcs11 import Attribute, KeyType, Mechanism, ObjectClass, PKCS11Error
 from pkcs11.exceptions import MultipleObjectsReturned, NoSuchKey, UserAlreadyLoggedIn
 from pkcs11.mechanisms import GCMParams
 
 from falaj import errors
-from falaj.ports.keys import WrappedKey
+from falaj.ports.keys import EcdsaSignature, WrappedKey
 
 NONCE_BYTES = 12
 PUBLIC_KEY_BYTES = 32
 KEEP_EVERY_S = 60
 STAMP_BYTES = 8  # of the time before each kept value: the newest counts
 ED25519 = bytes.fromhex("06032b6570")  # the object identifier 1.3.101.112
+P256 = bytes.fromhex("06082a8648ce3d030107")  # 1.2.840.10045.3.1.7
+P256_BYTES = 32
+P256_POINT_BYTES = 65
 STAYS_INSIDE = {Attribute.PRIVATE: True, Attribute.SENSITIVE: True, Attribute.EXTRACTABLE: False}
 FOR_WRAPPING_DATA_KEYS = {
     Attribute.ENCRYPT: True,
@@ -49,6 +56,8 @@ class Pkcs11Keys:
         self._signing_label = f"{prefix}-signing"
         self._root_prefix = f"{prefix}-root-"
         self._root_pattern = re.compile(rf"{re.escape(self._root_prefix)}(\d+)-[0-9a-f]{{8}}")
+        self._ecdsa_prefix = f"{prefix}-ecdsa-"
+        self._ecdsa_pattern = re.compile(rf"{re.escape(self._ecdsa_prefix)}(\d+)-[0-9a-f]{{8}}")
         self._kept_prefix = f"{prefix}-kept-"
         self._waiting: dict[str, bytes] = {}
         self._written: dict[str, float] = {}
@@ -119,6 +128,31 @@ class Pkcs11Keys:
             return bytes(self._signing_key(session, ObjectClass.PUBLIC_KEY)[Attribute.EC_POINT])
 
         return self._use(point)[-PUBLIC_KEY_BYTES:]  # some tokens wrap the point in DER, some do not
+
+    def sign_ecdsa(self, message: bytes) -> EcdsaSignature:
+        digest = hashlib.sha256(message).digest()  # not every token hashes for ECDSA by itself
+
+        def signed(session: Any) -> EcdsaSignature:
+            public = self._newest_ecdsa(session)
+            key = self._key(session, ObjectClass.PRIVATE_KEY, KeyType.EC, public.label)
+            raw = bytes(key.sign(digest, mechanism=Mechanism.ECDSA))
+            r, s = (int.from_bytes(half, "big") for half in (raw[:P256_BYTES], raw[P256_BYTES:]))
+            return EcdsaSignature(encode_dss_signature(r, s), spki(public))
+
+        return self._use(signed)
+
+    def ecdsa_keys(self) -> tuple[bytes, ...]:
+        def found(session: Any) -> tuple[bytes, ...]:
+            self._newest_ecdsa(session)
+            return tuple(spki(key) for key in self._ecdsa_public(session))
+
+        return self._use(found)
+
+    def rotate_ecdsa(self) -> bytes:
+        def rotated(session: Any) -> bytes:
+            return spki(self._make_ecdsa(session, self._ecdsa_version(self._newest_ecdsa(session)) + 1))
+
+        return self._use(rotated)
 
     def keep(self, name: str, value: bytes) -> None:
         """Write at most once a minute: the memory of a token wears out. `close` writes what is left."""
@@ -220,6 +254,28 @@ class Pkcs11Keys:
     def _version(self, root: Any) -> int:
         return int(root.label.removeprefix(self._root_prefix).partition("-")[0])
 
+    def _ecdsa_public(self, session: Any) -> list[Any]:
+        """Return the public keys of every version of the P-256 key, oldest first."""
+        about = {Attribute.CLASS: ObjectClass.PUBLIC_KEY, Attribute.KEY_TYPE: KeyType.EC}
+        keys = [key for key in session.get_objects(about) if self._ecdsa_pattern.fullmatch(key.label)]
+        return sorted(keys, key=lambda key: (self._ecdsa_version(key), key.label))
+
+    def _newest_ecdsa(self, session: Any) -> Any:
+        """Return the public key of the version that signs; create the first one in a token that has none."""
+        keys = self._ecdsa_public(session)
+        return keys[-1] if keys else self._make_ecdsa(session, 1)
+
+    def _ecdsa_version(self, key: Any) -> int:
+        return int(key.label.removeprefix(self._ecdsa_prefix).partition("-")[0])
+
+    def _make_ecdsa(self, session: Any, version: int) -> Any:
+        curve = session.create_domain_parameters(KeyType.EC, {Attribute.EC_PARAMS: P256}, local=True)
+        label = f"{self._ecdsa_prefix}{version}-{secrets.token_hex(4)}"
+        public, _ = curve.generate_keypair(
+            mechanism=Mechanism.EC_KEY_PAIR_GEN, label=label, store=True, private_template=STAYS_INSIDE
+        )
+        return public
+
     def _signing_key(self, session: Any, kind: ObjectClass) -> Any:
         return self._key(session, kind, KeyType.EC_EDWARDS, self._signing_label)
 
@@ -244,12 +300,20 @@ class Pkcs11Keys:
                 store=True,
                 private_template=STAYS_INSIDE,
             )
+        self._newest_ecdsa(session)
 
     def _make_root(self, session: Any, version: int) -> str:
         name = f"{self._root_prefix}{version}-{secrets.token_hex(4)}"
         template = {**STAYS_INSIDE, **FOR_WRAPPING_DATA_KEYS}
         session.generate_key(KeyType.AES, 256, label=name, store=True, template=template)
         return name
+
+
+def spki(key: Any) -> bytes:
+    """Return a public key of P-256 as DER SubjectPublicKeyInfo."""
+    point = bytes(key[Attribute.EC_POINT])[-P256_POINT_BYTES:]  # some tokens wrap the point in DER
+    public = ec.EllipticCurvePublicKey.from_encoded_point(ec.SECP256R1(), point)
+    return public.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
 
 
 def open_session(token: Any, pin: str) -> Any:

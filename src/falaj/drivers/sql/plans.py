@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from datetime import datetime
 from functools import cache
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.sql.compiler import SQLCompiler
-
-from falaj.ports.metadata import UtcTime, from_micros
 
 Convert = Callable[[Any], Any] | None
 """How a value is converted for the driver, or from it; none if it stays as it is."""
@@ -43,8 +40,11 @@ class SelectPlan:
         """Return the rows that `cursor` has, by column."""
         if self._results is None:
             self._results = self._processors(cursor.description)
-        keys, results, found = self._keys, self._results, []
-        for values in cursor.fetchall():
+        keys, results = self._keys, self._results
+        if not results:
+            return [dict(zip(keys, values, strict=True)) for values in cursor]
+        found = []
+        for values in cursor:
             row = [*values]
             for at, process in results:
                 row[at] = process(row[at])
@@ -54,16 +54,10 @@ class SelectPlan:
     def _processors(self, description: Any) -> list[tuple[int, Any]]:
         """Return the positions of columns that are converted, and how; some depend on what the database returns."""
         made = [
-            _moment
-            if isinstance(column.type, UtcTime)
-            else column.type.dialect_impl(self._dialect).result_processor(self._dialect, described[1])
+            column.type.dialect_impl(self._dialect).result_processor(self._dialect, described[1])
             for column, described in zip(self._columns, description, strict=True)
         ]
         return [(at, process) for at, process in enumerate(made) if process is not None]
-
-
-def _moment(stored: int | None) -> datetime | None:
-    return None if stored is None else from_micros(stored)
 
 
 @cache

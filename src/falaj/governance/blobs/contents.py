@@ -4,29 +4,43 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
+from typing import NamedTuple
 
-from sqlalchemy import select, update
+from sqlalchemy import insert, select, update
 
 from falaj.errors import Conflict
 from falaj.governance import backups, objects
 from falaj.governance.blobs.direct import UploadGrant
 from falaj.governance.blobs.service import blob_record
 from falaj.governance.encryption.blobs import EncryptedBlobs
+from falaj.governance.encryption.digest import RunningDigest
 from falaj.governance.encryption.frames import stored_size
+from falaj.governance.encryption.keyring import require_living_key
+from falaj.governance.operations.call import Call
 from falaj.governance.tables import blobs
 from falaj.governance.tables import objects as stored
 from falaj.ports.blobs import BlobKey
 from falaj.ports.metadata import Database, Transaction
 from falaj.records.governance.blobs import Blob
-from falaj.records.names import ObjectId, new_id
+from falaj.records.names import ROOT, ObjectId, new_id
 from falaj.records.record import utc_now
 
 GRANTED_FOR = timedelta(hours=1)
 """How long a worker may take to upload a blob."""
 
 
+class WrittenBlob(NamedTuple):
+    """Bytes that lie in a store, and that no blob refers to yet; a cleanup removes them unless they are published."""
+
+    id: ObjectId
+    key: BlobKey
+    zone: str
+    size_bytes: int
+    sha256: str
+
+
 class BlobContents:
-    """Reads blobs behind the gate: the caller has been authorized for the object that the blobs belong to."""
+    """Blobs behind the gate: the caller has been authorized for the object that they belong to."""
 
     def __init__(
         self, database: Database, stores: Mapping[str, EncryptedBlobs], *, platform: str = ""
@@ -48,6 +62,34 @@ class BlobContents:
         with self._database.read() as tx:
             key = tx.execute(select(blobs.c.key).where(blobs.c.id == blob.id)).scalar_one()
         return self._stores[blob.zone].read(blob.workspace, BlobKey(key), start=offset, length=length)
+
+    def write(self, workspace: ObjectId, data: Iterator[bytes], *, zone: str) -> WrittenBlob:
+        """Store bytes, encrypted; `publish` makes them a blob. The caller may have no open transaction."""
+        ident = new_id("blob")
+        key = BlobKey(f"{self._prefix}{workspace}/{ident}")
+        digest = RunningDigest()
+        self._stores[zone].write(workspace, key, digest.follow(data))
+        return WrittenBlob(ident, key, zone, digest.size_bytes, digest.hexdigest())
+
+    def publish(self, call: Call, written: WrittenBlob, workspace: ObjectId) -> Blob:
+        """Make written bytes a blob without a name, which derives from what the call refers to."""
+        require_living_key(call.tx, workspace)
+        self._stores[written.zone].size(written.key)  # NotFound if a cleanup was quicker
+        home = objects.resolve(call.tx, workspace, kind="workspace", workspace=ROOT)
+        new = call.create("blob", workspace=home, zone=written.zone, ident=written.id)
+        row = {
+            "id": written.id,
+            "key": written.key,
+            "size_bytes": written.size_bytes,
+            "sha256": written.sha256,
+            "staged_until": None,
+        }
+        call.tx.execute(insert(blobs), row)
+        return blob_record(call.tx, new)
+
+    def discard(self, written: WrittenBlob) -> None:
+        """Remove written bytes that are not to be published."""
+        self._stores[written.zone].delete(written.key)
 
     def keep(self, tx: Transaction, blob: Blob, *, now: datetime) -> None:
         """Commit a staged blob under its id, because something refers to it from now on."""

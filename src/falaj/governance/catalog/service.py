@@ -21,6 +21,11 @@ from falaj.records.names import AnyRef, DataClass, Jurisdiction, TextRule, Works
 Kind = Annotated[str, TextRule("[a-z_]+", "a kind is a-z and '_', like blob", limit=64)]
 
 
+SearchText = Annotated[str, Field(min_length=1, max_length=200)]
+SEARCHED = 200
+"""Objects that are read at a time."""
+
+
 class Objects:
     """Find objects and label them."""
 
@@ -39,6 +44,25 @@ class Objects:
         """The objects of one kind in a workspace."""
         home = current_call().target.id
         return list_page(self.gate, [kind], lambda page: page, after=after, limit=limit, workspace=home)
+
+    @operation("objects.search", resource="workspace", mode=Mode.READ)
+    def search(
+        self,
+        text: SearchText,
+        *,
+        workspace: WorkspaceRef | None = None,
+        limit: Annotated[int, Field(ge=1, le=100)] = 20,
+    ) -> tuple[StoredObject, ...]:
+        """Find objects of a workspace by a part of their name, or by the beginning of their id; the newest first."""
+        call, found, before = current_call(), list[StoredObject](), None
+        visibility = self.gate.visibility()
+        while len(found) < limit:
+            some = objects.matching(call.tx, text, workspace=call.target.id, before=before, limit=SEARCHED)
+            found += filter(visibility.allows, some)
+            if len(some) < SEARCHED:
+                break
+            before = some[-1].id[-26:]
+        return tuple(found[:limit])
 
     @operation("objects.label", resource="object")
     def label(

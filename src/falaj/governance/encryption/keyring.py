@@ -15,10 +15,12 @@ from sqlalchemy import RowMapping, insert, select, update
 
 from falaj.errors import Damaged, KeyUnavailable
 from falaj.governance.encryption.frames import DataKey
+from falaj.governance.encryption.signing_keys import SigningKey
 from falaj.governance.policy.epochs import RecentEpoch, advance_epoch
 from falaj.governance.tables import data_keys
 from falaj.ports.keys import KeyService, WrappedKey
 from falaj.ports.metadata import Database, Transaction
+from falaj.records.governance.keys import SigningKeyRotation
 from falaj.records.names import ROOT
 
 KEY_BYTES = 32
@@ -87,6 +89,11 @@ class Keyring:
             )
         advance_epoch(tx)
         return root, len(rows)
+
+    def rotate_signing(self) -> SigningKeyRotation:
+        """Make a new P-256 key for signatures, which needs no transaction: earlier keys go on to verify."""
+        made = SigningKey.from_der(self._keys.rotate_ecdsa())
+        return SigningKeyRotation(fingerprint=made.fingerprint, keys=len(self._keys.ecdsa_keys()))
 
     def destroy(self, tx: Transaction, workspace: str, *, now: datetime) -> list[int]:
         """Remove every key of `workspace`: what they encrypted is erased. The versions that were there."""

@@ -1,4 +1,4 @@
-"""The operations on data keys: list, rotate, destroy."""
+"""The operations on keys: list, rotate, destroy."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from falaj.governance.operations.gate import Gate
 from falaj.governance.operations.operation import Mode, operation
 from falaj.governance.tables import data_keys, objects
 from falaj.records.governance.identity import Role
-from falaj.records.governance.keys import DataKeyInfo, KeyDestruction, KeyRotation
+from falaj.records.governance.keys import DataKeyInfo, KeyDestruction, KeyRotation, SigningKeyRotation
 from falaj.records.names import ROOT, WorkspaceRef
 
 
 class Keys:
-    """Data keys: one per workspace, wrapped by the root key."""
+    """Data keys: one per workspace, wrapped by the root key; and the key that signs model versions."""
 
     def __init__(self, gate: Gate, keyring: Keyring) -> None:
         self.gate = gate
@@ -46,6 +46,11 @@ class Keys:
         """Make a new root key and wrap every data key with it. No blob is rewritten."""
         root, rewrapped = self._keyring.rotate(current_call().tx)
         return KeyRotation(root=root, rewrapped=rewrapped)
+
+    @operation("keys.rotate_signing", resource="platform", allow=Role.ADMIN)
+    def rotate_signing(self) -> SigningKeyRotation:
+        """Make a new P-256 key, which signs model versions from now on. Earlier keys verify what they signed."""
+        return self._keyring.rotate_signing()
 
     @operation("keys.destroy", resource="workspace", mode=Mode.LATE, allow=Role.ADMIN, confirm=True)
     def destroy(self, workspace: WorkspaceRef) -> KeyDestruction:

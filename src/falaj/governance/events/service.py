@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import base64
 import secrets
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 from datetime import datetime
 from functools import cache, partial
 
@@ -13,18 +14,23 @@ from falaj.governance import objects
 from falaj.governance.encryption.keyring import require_living_key
 from falaj.governance.encryption.values import SealedValues
 from falaj.governance.events import store
+from falaj.governance.events.feed import EventFeed
 from falaj.governance.events.store import StoredEvent
-from falaj.governance.operations.call import current_call
+from falaj.governance.operations.call import Call, current_call
 from falaj.governance.operations.gate import Gate
 from falaj.governance.operations.operation import Mode, operation
 from falaj.governance.operations.pagination import LARGEST_BATCH, list_workspace_page
+from falaj.governance.policy.authorizer import SEE
 from falaj.governance.policy.visibility import Visibility
+from falaj.governance.record_stream import HEARTBEAT_S
 from falaj.ports.egress import Egress
 from falaj.ports.metadata import Transaction
 from falaj.records.governance.events import (
     DeliveryReport,
     Event,
+    EventFormat,
     EventId,
+    EventNotice,
     EventPosition,
     EventTypes,
     UndeliveredEvent,
@@ -45,6 +51,7 @@ class Events:
 
     def __init__(self, gate: Gate) -> None:
         self.gate = gate
+        self._feed = EventFeed(gate.database)
 
     @operation("events.list", resource="workspace", mode=Mode.READ)
     def list(
@@ -78,6 +85,48 @@ class Events:
             following = self.gate.cursors.write(call, _cursor(shown[limit - 1].position))
         return Page(items=tuple(each.event for each in shown[:limit]), next=following)
 
+    @operation("events.watch", resource="workspace", mode=Mode.READ)
+    def watch(
+        self,
+        *,
+        types: EventTypes | None = None,
+        workspace: WorkspaceRef | None = None,
+        after: Cursor = "",
+    ) -> Iterator[EventNotice]:
+        """Stream the events of a workspace as they are made, with heartbeats; `after` continues an earlier stream."""
+        call = current_call()
+        given = self.gate.cursors.read(call, after)
+        begin = _position(given) if given else store.newest_position(call.tx)
+        return self._watch(call, begin, types or ("*",))
+
+    def _watch(self, call: Call, position: EventPosition, types: EventTypes) -> Iterator[EventNotice]:
+        write = partial(self.gate.cursors.write, call)
+        with self._feed.watching():
+            yield EventNotice(cursor=write(_cursor(position)))
+            while True:
+                found = self._feed.wait(position, timeout_s=HEARTBEAT_S)
+                if found is None:
+                    with self.gate.database.read() as tx:
+                        found = store.list_all(tx, after=position, limit=LARGEST_BATCH)
+                for each in self._shown(call, found, types):
+                    yield EventNotice(cursor=write(_cursor(each.position)), event=each.event)
+                position = found[-1].position if found else position
+                yield EventNotice(cursor=write(_cursor(position)))
+
+    def _shown(self, call: Call, found: Sequence[StoredEvent], types: EventTypes) -> Sequence[StoredEvent]:
+        """Return those of `found` that the caller of a stream asked for and may see."""
+        asked = [
+            each
+            for each in found
+            if each.workspace == call.target.id and store.matches(each.event, types, webhook="")
+        ]
+        if not asked:
+            return []
+        with self.gate.database.read() as tx:
+            caller = replace(call.caller, actions=None)
+            is_seen = cache(partial(_is_seen, tx, Visibility(self.gate.authorizer, tx, caller, SEE)))
+            return [each for each in asked if is_seen(each.event.subject)]
+
 
 class Webhooks:
     """Receivers of events outside the platform: each event is sent to them, signed, until they have taken it."""
@@ -96,12 +145,13 @@ class Webhooks:
         url: WebhookUrl,
         *,
         types: EventTypes = ("*",),
+        written_as: EventFormat = EventFormat.CLOUDEVENTS,
         workspace: WorkspaceRef | None = None,
     ) -> Webhook:
         """Send the events of a workspace to a URL from now on; the answer has the secret that signs them, once.
 
         `url` is https://HOST/PATH; its host must be in egress.allow of falaj.toml. `types` are operations, groups of
-        them or *: models.promote, jobs.*.
+        them or *: models.promote, jobs.*. A receiver of OpenLineage gets those that read or make data.
         """
         call = current_call()
         self.egress.require(url)
@@ -110,7 +160,7 @@ class Webhooks:
         new = call.create("webhook", name, workspace=call.target)
         secret = secrets.token_bytes(SECRET_BYTES)
         sealed = self._sealed.seal(call.target.id, secret, context=_context(new))
-        store.add_webhook(call.tx, new, url=url, types=types, secret=sealed)
+        store.add_webhook(call.tx, new, url=url, types=types, secret=sealed, written_as=written_as)
         return store.webhook_record(call.tx, new, secret=_spelled(secret))
 
     @operation("webhooks.list", resource="workspace", mode=Mode.READ, allow=Role.ADMIN)

@@ -15,6 +15,7 @@ from falaj.ports.metadata import Transaction
 from falaj.records.governance.events import (
     DeliveryReport,
     Event,
+    EventFormat,
     EventPosition,
     FailedDelivery,
     UndeliveredEvent,
@@ -57,6 +58,7 @@ class ActiveWebhook:
     url: str
     types: tuple[str, ...]
     secret: bytes
+    written_as: EventFormat
     position: EventPosition
     retry_at: datetime | None
 
@@ -90,6 +92,12 @@ def list_events(
         query = query.where(events.c.at >= since)
     found = tx.execute(query.order_by(events.c.seq, events.c.part).limit(limit)).mappings()
     return [_stored(row) for row in found]
+
+
+def list_all(tx: Transaction, *, after: EventPosition, limit: int) -> list[StoredEvent]:
+    """Return events of all workspaces in their order."""
+    query = select(events).where(_is_after(after)).order_by(events.c.seq, events.c.part).limit(limit)
+    return [_stored(row) for row in tx.execute(query).mappings()]
 
 
 def newest_position(tx: Transaction) -> EventPosition:
@@ -139,9 +147,18 @@ def _stored(row: Any) -> StoredEvent:
 # --------------------------------------------------------------------------------------------- webhooks
 
 
-def add_webhook(tx: Transaction, new: StoredObject, *, url: str, types: Sequence[str], secret: bytes) -> None:
+def add_webhook(
+    tx: Transaction,
+    new: StoredObject,
+    *,
+    url: str,
+    types: Sequence[str],
+    secret: bytes,
+    written_as: EventFormat,
+) -> None:
     """Store a webhook that gets the events from now on."""
     row = {"id": new.id, "url": url, "types": list(types), "secret": secret, "paused": False}
+    row["written_as"] = written_as.value
     tx.execute(insert(webhooks), row)
     begin = newest_position(tx)
     place = {"webhook": new.id, "seq": begin.seq, "part": begin.part}
@@ -168,6 +185,7 @@ def webhook_record(tx: Transaction, found: StoredObject, *, secret: str | None =
         name=found.name,
         url=row["url"],
         types=types,
+        written_as=EventFormat(row["written_as"] or EventFormat.CLOUDEVENTS),
         state=WebhookState.PAUSED if row["paused"] else failing,
         delivered=progress["delivered"],
         waiting=_count_waiting(tx, found, types, _position(progress)),
@@ -217,6 +235,7 @@ def active_webhooks(tx: Transaction) -> list[ActiveWebhook]:
             url=row["url"],
             types=tuple(row["types"]),
             secret=bytes(row["secret"]),
+            written_as=EventFormat(row["written_as"] or EventFormat.CLOUDEVENTS),
             position=_position(row),
             retry_at=row["retry_at"],
         )

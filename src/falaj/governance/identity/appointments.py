@@ -37,14 +37,15 @@ def people_behind(tx: Transaction, ident: str) -> set[str]:
         each = left.pop()
         vouched = select(tokens.c.vouched_by).where(tokens.c.principal == each)
         people = [issuers[0] for issuers in tx.execute(vouched).scalars() if issuers]
-        if _is_service(tx, each):
+        if is_service_account(tx, each):
             people += _creators(tx, each)[:1]
-        left += [person for person in people if person not in found and _is_service(tx, person)]
+        left += [person for person in people if person not in found and is_service_account(tx, person)]
         found.update(people)
     return found
 
 
-def _is_service(tx: Transaction, ident: str) -> bool:
+def is_service_account(tx: Transaction, ident: str) -> bool:
+    """Tell whether a principal is no person."""
     account = objects.ever(tx, ident)
     return account is not None and account.kind == "service"
 

@@ -112,6 +112,7 @@ class Gate:
 
     def commit(self, call: Call, work: Callable[[], R]) -> R:
         """Do `work` and record it in the one transaction of `call`; a repeated key gets its first answer."""
+        call.digest = call.digest or self._input_digest(call)
         with self.database.write() as plain:
             call._tx = tx = self.audit.recording(plain)
             try:
@@ -230,7 +231,7 @@ class Gate:
         call.hot_id = ObjectId(ident)
         try:
             asked = self.zones.require_download if call.operation.hands_out else None
-            data = call.given.model_dump_json().encode()
+            data = call.operation.recorded_input(call.given)
             self.hot.admit(call.caller, call.operation.name, ident, data, residency=asked, epoch=epoch)
         except FalajError:
             call.recorded = True
@@ -262,7 +263,8 @@ class Gate:
                     self._recheck(call)
                     due = time.monotonic() + self._recheck_s
                 yield item
-        except FalajError:
+        except FalajError as error:
+            self._record_failure(call, error)
             raise
         except Exception as error:
             log.exception(
@@ -388,9 +390,7 @@ class Gate:
             idempotency.hold_fence(call.terms.fence, self._fence(call.tx))
 
     def _input_digest(self, call: Call) -> str:
-        op = call.operation
-        exclude = op.withheld | {op.upload} if op.upload else op.withheld
-        return self.audit.digest(call.given.model_dump_json(exclude=set(exclude) or None).encode())
+        return self.audit.digest(call.operation.recorded_input(call.given))
 
     def _draft(self, call: Call, *, outcome: str = "done", rule: str | None = None) -> Draft:
         """Return the audit entry of `call`."""

@@ -18,6 +18,7 @@ from pydantic_core import SchemaValidator
 from falaj.errors import FalajError, Fault, InvalidInput, shorten
 from falaj.records.governance.identity import Role
 from falaj.records.names import PlacedIn, RefersTo, Withheld
+from falaj.records.record import Digested
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -224,6 +225,17 @@ class Operation:
         except ValidationError as error:
             raise self._refused(error) from None
 
+    def recorded_input(self, given: BaseModel) -> bytes:
+        """Return what the audit log keeps a digest of: the input as JSON, without bytes and what is withheld."""
+        exclude = {*self.withheld, *([self.upload] if self.upload else ())}
+        digests = {
+            name: value.digest()
+            for name, value in vars(given).items()
+            if isinstance(value, Digested) and name not in exclude
+        }
+        text = given.model_dump_json(exclude=exclude.union(digests) or None)
+        return "\0".join([text, *digests.values()]).encode()
+
     @functools.cached_property
     def _quick_to_refuse(self) -> SchemaValidator:
         """The input, validated as always, except that lists and mappings end at their first fault."""
@@ -307,7 +319,7 @@ def invalid(where: str, error: ValidationError) -> InvalidInput:
         return InvalidInput(f"{where}: {count} faults in the input", faults=[fault])
     faults = [
         Fault(
-            where=".".join(str(part) for part in fault["loc"]) or "body",
+            where=".".join(shorten(str(part), limit=300) for part in fault["loc"]) or "body",
             given=None if fault["type"] == "missing" else shorten(fault["input"]),
             allowed=allowed_values(fault["msg"]),
             fix=_remedy(fault["type"]),

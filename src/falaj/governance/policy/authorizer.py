@@ -13,7 +13,7 @@ from falaj.governance.objects import by_id
 from falaj.governance.operations.call import running_call
 from falaj.governance.operations.caller import Caller
 from falaj.governance.operations.operation import Operation
-from falaj.governance.policy.engine import EVALUATION_ERROR, PolicyEngine, PolicyText, PrincipalFacts
+from falaj.governance.policy.engine import EVALUATION_ERROR, NO_RULE, PolicyEngine, PolicyText, PrincipalFacts
 from falaj.governance.policy.epochs import current_epoch
 from falaj.governance.policy.implied_actions import Context, ImpliedAction
 from falaj.governance.tables import grants, group_members, objects, policies
@@ -28,6 +28,7 @@ log = logging.getLogger("falaj.policy")
 CACHE_LIMIT = 100_000
 SEE = "objects.show"
 """The action that decides whether a caller may know of an object."""
+UNPERMITTED = Decision(allowed=False, rule=NO_RULE, reason="it takes a policy that permits it")
 UNOPPOSED = Decision(allowed=True, rule="anyone", reason="there are no policies but the roles")
 
 
@@ -73,7 +74,7 @@ class Authorizer:
         """Return the decision on an action that the running operation implies; a token's scope covers it with that."""
         state = self.state(tx)
         if not state.has_custom:
-            return UNOPPOSED
+            return UNOPPOSED if action.allow else UNPERMITTED
         return self._decide(state, tx, caller, action.name, resource, context)
 
     def sees(self, tx: Transaction, caller: Caller, resource: StoredObject) -> bool:

@@ -3,7 +3,8 @@
 An operation is decided before its body runs, on what its caller names. Some rules are about what it brings about:
 whichever operation lets a version answer the requests of an endpoint implies `endpoints.serve` on that endpoint, with
 the approvals of the version in the context. The body asks, in the transaction that has the effect. Everyone may, unless
-a policy forbids it: the operation itself was permitted already.
+a policy forbids it: the operation itself was permitted already. An action that allows nobody takes a policy that
+permits it.
 """
 
 from __future__ import annotations
@@ -38,4 +39,8 @@ SERVE = ImpliedAction("endpoints.serve", "endpoint", UNAPPROVED)
 ASSIGN = ImpliedAction("models.assign", "model_version", {**UNAPPROVED, "alias": "", "move": "promote"})
 """Point an alias at a version. `approved` is about that alias."""
 
-IMPLIED: Mapping[str, ImpliedAction] = {action.name: action for action in (SERVE, ASSIGN)}
+STORE_PICKLE = ImpliedAction("models.store_pickle", "workspace", {}, allow=frozenset())
+"""Register a version that has pickles among its files, or other files that run code once they are loaded. No role
+includes it: a policy has to permit it."""
+
+IMPLIED: Mapping[str, ImpliedAction] = {action.name: action for action in (SERVE, ASSIGN, STORE_PICKLE)}

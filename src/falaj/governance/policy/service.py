@@ -129,6 +129,16 @@ class Policies:
             if answer.allowed
         )
 
+    @operation("policies.allowed", resource="object", mode=Mode.READ, allow={Role.VIEWER, "owner"})
+    def allowed(
+        self, actions: Annotated[tuple[ActionName, ...], Field(min_length=1, max_length=100)], object: AnyRef
+    ) -> tuple[str, ...]:
+        """List those of `actions` that you may perform on an object now; interfaces offer no others."""
+        call = current_call()
+        known = [action for action in dict.fromkeys(actions) if action in self._operations]
+        decide = self.gate.authorizer.decide
+        return tuple(each for each in known if decide(call.tx, call.caller, each, call.target).allowed)
+
     @operation("policies.schema", resource="platform", mode=Mode.READ, allow="anyone")
     def schema(self) -> PolicySchema:
         """The Cedar schema of every action and kind of object, for editors and CI."""

@@ -86,7 +86,7 @@ def bin_categories(
     reference: FeatureSketch, window: FeatureSketch, *, least: float = MIN_EXPECTED_ROWS
 ) -> Bins:
     """Bin categories: one bin per frequent category, one for the others, one for nulls."""
-    known = _known_to_both(reference, window)
+    known = known_to_both(reference, window)
     counts = [np.array([float(side.categories.get(c, 0)) for c in known]) for side in (reference, window)]
     every = Bins(*counts)
     sizes = (reference.rows, window.rows)
@@ -97,7 +97,7 @@ def bin_categories(
     return _with_remainder(_with_remainder(kept, *others), reference.nulls, window.nulls)
 
 
-def _known_to_both(reference: FeatureSketch, window: FeatureSketch) -> list[str]:
+def known_to_both(reference: FeatureSketch, window: FeatureSketch) -> list[str]:
     """Return the categories with exact counts in both sketches, most frequent first."""
     together = {
         category: reference.categories.get(category, 0) + window.categories.get(category, 0)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -15,13 +15,15 @@ from falaj.optimization.runtime.conversion.converted import FEATURE_NAMES, Array
 from falaj.optimization.runtime.evaluation_data import InputShape
 from falaj.optimization.runtime.sessions import open_session, tensor_specs
 from falaj.records.optimization import Device
-from falaj.records.registry import TensorSpec
+from falaj.records.registry import Dtype, TensorSpec
 
 Predict = Callable[[Array], Array]
 
 ONNX = b"\x08"
 """The first byte of an ONNX file: the tag of its format version."""
 ZIP = b"PK\x03\x04"
+LITERT = b"TFL3"
+"""Bytes 4 to 8 of a LiteRT file."""
 DTYPES = ("float32", "float64", "int32", "int64")
 """What the input of a model may hold; whole numbers are indices, such as tokens."""
 
@@ -66,6 +68,8 @@ def open_candidate(name: str, path: Path) -> Candidate | None:
         return _xgboost(name, content, path)
     if content.startswith(ZIP):
         return _torch(name, path)
+    if content[4:8] == LITERT:
+        return litert_candidate(name, content, path=path)
     return None
 
 
@@ -174,6 +178,58 @@ def _torch(name: str, path: Path) -> Candidate:
         return made
 
     return Candidate(name, predict, path.stat().st_size, program_input(program), source=program, path=path)
+
+
+def litert_candidate(name: str, content: bytes, *, path: Path | None = None) -> Candidate:
+    """Open a LiteRT model on one thread, which takes rows as in the model server: a fixed number of them, or any."""
+    from ai_edge_litert.interpreter import Interpreter
+
+    try:
+        interpreter = Interpreter(model_content=content, num_threads=1)
+        interpreter.allocate_tensors()
+    except (ValueError, RuntimeError) as error:
+        reason = next(iter(str(error).strip().splitlines()), "")
+        raise InvalidInput(f"the LiteRT model cannot be opened: {reason}") from error
+    (entry, *others), outputs = interpreter.get_input_details(), interpreter.get_output_details()
+    if others:
+        raise InvalidInput.at("model", given=f"{len(others) + 1} inputs", allowed="one tensor [rows, …]")
+    inputs, made = _litert_specs([entry]), _litert_specs(outputs)
+    scores = next(each["index"] for each in outputs if each["name"] == _scores_of(made))
+    rows_at_once, size = inputs[0].shape[0], int(entry["shape"][0])
+
+    def run(rows: Array) -> Array:
+        nonlocal size
+        if len(rows) != size:
+            interpreter.resize_tensor_input(entry["index"], rows.shape)
+            interpreter.allocate_tensors()
+            size = len(rows)
+        interpreter.set_tensor(entry["index"], rows)
+        interpreter.invoke()
+        found: Array = interpreter.get_tensor(scores)
+        return found
+
+    def predict(rows: Array) -> Array:
+        if rows_at_once < 0:
+            return run(rows)
+        parts = [rows[start : start + rows_at_once] for start in range(0, len(rows), rows_at_once)]
+        filled = [part if len(part) == rows_at_once else np.resize(part, entry["shape"]) for part in parts]
+        return np.concatenate([run(part) for part in filled])[: len(rows)]
+
+    declared = tuple(each.model_copy(update={"shape": (-1, *each.shape[1:])}) for each in inputs)
+    answers = tuple(each.model_copy(update={"shape": (-1, *each.shape[1:])}) for each in made)
+    shape = InputShape(declared[0].shape[1:], declared[0].dtype)
+    return Candidate(name, predict, len(content), shape, path=path, inputs=declared, outputs=answers)
+
+
+def _litert_specs(details: Any) -> tuple[TensorSpec, ...]:
+    """Return the tensors of a LiteRT model; a dimension that its file calls dynamic is -1."""
+    found = []
+    for each in details:
+        signature = each.get("shape_signature")
+        shape = each["shape"] if signature is None or len(signature) == 0 else signature
+        dtype = cast(Dtype, np.dtype(each["dtype"]).name)
+        found.append(TensorSpec(name=each["name"], dtype=dtype, shape=tuple(int(size) for size in shape)))
+    return tuple(found)
 
 
 def program_input(program: Any) -> InputShape:

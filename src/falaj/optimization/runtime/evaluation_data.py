@@ -49,14 +49,15 @@ class InputShape:
 
 @dataclass(frozen=True)
 class EvaluationRows:
-    """Features and target; `skipped` rows had no target."""
+    """Features and target; `skipped` rows had no target, and `total` had one before they were sampled."""
 
     features: Array
     target: Array
     skipped: int = 0
+    total: int = 0
 
     def take(self, rows: Array) -> EvaluationRows:
-        return EvaluationRows(self.features[rows], self.target[rows], self.skipped)
+        return EvaluationRows(self.features[rows], self.target[rows], self.skipped, self.total)
 
     def __len__(self) -> int:
         return len(self.target)
@@ -86,7 +87,7 @@ def read_evaluation_rows(
         chosen = np.sort(np.random.default_rng(seed).choice(known, most, replace=False))
     part = table.take(pa.array(chosen))
     flat = np.column_stack([_block(part, name) for name in features])
-    return EvaluationRows(shape.reshape(flat), labels[chosen], len(labels) - len(known))
+    return EvaluationRows(shape.reshape(flat), labels[chosen], len(labels) - len(known), len(known))
 
 
 def split_rows(rows: EvaluationRows, *, seed: int) -> tuple[EvaluationRows, EvaluationRows]:

@@ -17,6 +17,8 @@ from falaj.records.registry import TensorSpec
 
 MODEL = "model/model.onnx"
 DESCRIPTION = "model.json"
+EXAMPLE = "model/example.json"
+EXAMPLE_ROWS = 100
 INTEGERS = ("int64", "int32", "bool")
 TOLERANCE = 1e-4
 """Largest difference from the model's own prediction: absolute, or relative for values beyond 1."""
@@ -71,12 +73,18 @@ def save_model(
     names: Sequence[str] | None = None,
     metrics: Mapping[str, float] | None = None,
     card: str = "",
+    licence: str | None = None,
+    example: Any = None,
+    measurements: Mapping[str, Mapping[str, float]] | None = None,
 ) -> ExportedModel:
     """Export `model` as ONNX to the job's outputs, or to ./outputs outside a job, and describe it in model.json.
 
-    Registration reads its inputs, outputs, `metrics` and `card` from there.
+    Registration reads its inputs, outputs, `metrics`, `card` and `licence` (an SPDX expression) from there. `example`
+    are a few rows that become a file of the version, as a request of the Open Inference Protocol: whoever may read the
+    version can read them. `measurements` are metrics by the name of the job's input that they were measured on.
     """
-    values = _finite(metrics or {})
+    values = _finite("metrics", metrics or {})
+    measured = {name: _finite(f"measurements.{name}", each) for name, each in (measurements or {}).items()}
     outputs = Path(os.environ.get("FALAJ_OUTPUTS") or "outputs")
     exported = export_onnx(model, outputs / MODEL, sample=sample, names=names)
     described = {
@@ -85,16 +93,38 @@ def save_model(
         "outputs": [spec.model_dump(mode="json") for spec in exported.outputs],
         "metrics": values,
         "card": card,
+        "licence": licence,
+        "measurements": measured,
     }
+    if example is not None:
+        _write(outputs / EXAMPLE, _as_request(example, exported.inputs[0]))
+        described |= {"files": [MODEL, EXAMPLE], "example": EXAMPLE}
     _write(outputs / DESCRIPTION, json.dumps(described, indent=2).encode())
     return exported
 
 
-def _finite(metrics: Mapping[str, float]) -> dict[str, float]:
+def _as_request(example: Any, spec: TensorSpec) -> bytes:
+    """Return rows as the body of an inference request."""
+    rows = _rows_of(example, any_shape=len(spec.shape) != 2)
+    if len(rows) > EXAMPLE_ROWS:
+        raise InvalidInput.at("example", given=f"{len(rows)} rows", allowed=f"at most {EXAMPLE_ROWS} rows")
+    if not np.isfinite(rows).all():
+        raise InvalidInput.at("example", given="NaN or an infinity", allowed="rows without missing values")
+    datatype = {"float32": "FP32", "int64": "INT64", "int32": "INT32", "bool": "BOOL"}[str(rows.dtype)]
+    tensor = {
+        "name": spec.name,
+        "shape": list(rows.shape),
+        "datatype": datatype,
+        "data": rows.ravel().tolist(),
+    }
+    return json.dumps({"inputs": [tensor]}).encode()
+
+
+def _finite(where: str, metrics: Mapping[str, float]) -> dict[str, float]:
     values = {name: float(value) for name, value in metrics.items()}
     for name, value in values.items():
         if value != value or abs(value) == float("inf"):
-            raise InvalidInput.at(f"metrics.{name}", given=value, allowed="a finite number")
+            raise InvalidInput.at(f"{where}.{name}", given=value, allowed="a finite number")
     return values
 
 
@@ -187,11 +217,12 @@ def _agreement(converted: ConvertedModel, rows: Array, *, tolerance: float) -> f
                 f"{len(part)} rows", f"an error: {error}", "any number of rows", fix=converted.batch_fix
             ) from error
         for spec, output, reference in zip(converted.outputs, outputs, references, strict=True):
-            worst = max(worst, _difference(spec.name, output, reference, tolerance))
+            worst = max(worst, largest_difference(spec.name, output, reference, tolerance))
     return worst
 
 
-def _difference(name: str, output: Array, reference: Array, tolerance: float) -> float:
+def largest_difference(name: str, output: Array, reference: Array, tolerance: float) -> float:
+    """Return the largest difference of predictions. Raise InvalidInput, with its place, beyond `tolerance`."""
     if output.shape != reference.shape:
         raise _mismatch(f"output {name}", f"shape {list(output.shape)}", f"shape {list(reference.shape)}")
     wanted, made = reference.astype(np.float64), output.astype(np.float64)

@@ -9,30 +9,16 @@ from typing import Literal, cast
 
 import numpy as np
 
-from falaj.errors import FalajError, InvalidInput
+from falaj.errors import FalajError
 from falaj.optimization import hardware
 from falaj.optimization.acceptance import decide_acceptance
 from falaj.optimization.progress import ORIGINAL, VariantProgress, VariantStage
 from falaj.optimization.runtime import gpu, latency, quality
-from falaj.optimization.runtime.candidates import (
-    Candidate,
-    named_columns,
-    onnx_candidate,
-    open_original,
-    require_width,
-)
+from falaj.optimization.runtime.candidates import Candidate, litert_candidate, onnx_candidate, open_original
 from falaj.optimization.runtime.conversion.converted import Array
-from falaj.optimization.runtime.evaluation_data import (
-    MAX_FITTED_ROWS,
-    MAX_ROWS,
-    EvaluationRows,
-    read_evaluation_rows,
-    split_rows,
-)
+from falaj.optimization.runtime.judged_rows import JudgedRows, model_columns, read_judged_rows
 from falaj.optimization.runtime.memory import measure_memory
-from falaj.optimization.runtime.quality import QualityEvaluator
-from falaj.optimization.runtime.recipes import litert
-from falaj.optimization.runtime.recipes.catalog import LEARNING, make_variant
+from falaj.optimization.runtime.recipes.catalog import make_variant
 from falaj.optimization.runtime.recipes.recipe_input import (
     SAMPLE_ROWS,
     RecipeInput,
@@ -53,21 +39,13 @@ from falaj.records.registry import TensorSpec
 
 Log = Callable[[str], None]
 REPORT = "report.json"
+STUDENT = "student"
+"""The input with the student that a training job has made."""
 CONTROL, ONNX_CONTROL = "control", "onnx control"
 """Second copies of the original and of its ONNX export: how much faster they seem is noise."""
 BESIDE = {CONTROL: ORIGINAL, ONNX_CONTROL: "onnx"}
 """What each of these copies; it is measured at the same batch sizes."""
 ON_GPU = "original on the GPU"
-
-
-@dataclass(frozen=True)
-class JudgedRows:
-    """The rows that judge the variants, the original's predictions for them, and the rows that recipes learn from."""
-
-    rows: EvaluationRows
-    predicted: Array
-    fitting: EvaluationRows | None
-    evaluator: QualityEvaluator
 
 
 @dataclass(frozen=True)
@@ -99,13 +77,14 @@ def prepare(
 ) -> PreparedVariants:
     """Open the original, read the rows, and make the variants."""
     original = open_original(inputs / "model")
-    columns = tuple(settings.features or (named_columns(original.content) if original.content else ()))
-    judged = _read_rows(settings, original, columns, inputs)
+    columns = model_columns(settings, original)
+    judged = read_judged_rows(settings, original, inputs)
     log(
         f"evaluating {judged.evaluator.metric} on {len(judged.rows)} rows, {judged.rows.skipped} skipped, "
         f"{0 if judged.fitting is None else len(judged.fitting)} others to learn from"
     )
-    made, refused = _make(settings, original, judged, columns, outputs, log)
+    student = _student(inputs)
+    made, refused = _make(settings, original, judged, columns, student, outputs, log)
     beside, gpu_name = _originals(original, inputs / "model")
     if original.content is None:
         exports = (each for each in made if each.name == "onnx")
@@ -135,6 +114,7 @@ def judge(prepared: PreparedVariants, *, log: Log = print) -> OptimizationReport
         rows=len(judged.rows),
         fitted_rows=0 if judged.fitting is None else len(judged.fitting),
         skipped_rows=judged.rows.skipped,
+        held_out=judged.held_out,
         host=hardware.host_name(),
         instruction_set=hardware.instruction_set(),
         gpu=prepared.gpu_name,
@@ -145,58 +125,12 @@ def judge(prepared: PreparedVariants, *, log: Log = print) -> OptimizationReport
     )
 
 
-def _read_rows(
-    settings: OptimizationSettings, original: Candidate, columns: tuple[str, ...], inputs: Path
-) -> JudgedRows:
-    """Read the rows; those that recipes learn from are set aside, or are the data where a held-out set is given."""
-    learns = bool(LEARNING & set(settings.recipes))
-    held_out = inputs / "held_out.parquet"
-
-    def read(path: Path, most: int) -> EvaluationRows:
-        return read_evaluation_rows(
-            path,
-            features=columns,
-            target=settings.target,
-            shape=original.input,
-            most=most,
-            seed=settings.seed,
-        )
-
-    fitting = None
-    if held_out.exists():
-        rows = read(held_out, MAX_ROWS)
-        fitting = read(inputs / "data.parquet", MAX_FITTED_ROWS) if learns else None
-    else:
-        rows = read(inputs / "data.parquet", MAX_ROWS + MAX_FITTED_ROWS if learns else MAX_ROWS)
-        if learns:
-            fitting, rows = split_rows(rows, seed=settings.seed)
-    require_width(original, rows.features)
-    rows, predicted = _usable(original, rows)
-    if fitting is not None:
-        fitting, _ = _usable(original, fitting)
-    evaluator = quality.choose_evaluator(rows.target, predicted, metric=settings.budget.metric)
-    return JudgedRows(rows, predicted, fitting, evaluator)
-
-
-def _usable(original: Candidate, rows: EvaluationRows) -> tuple[EvaluationRows, Array]:
-    """Return the rows for which the original predicts a finite number, and its predictions."""
-    predicted = quality.predict_all(original.predict, rows.features)
-    if len(predicted) != len(rows.target):
-        raise InvalidInput.at("model", given=f"{len(predicted)} scores", allowed="a score for each row")
-    good = quality.finite_rows(predicted)
-    if not good.any():
-        raise InvalidInput(
-            "the model predicts no finite number for any row; if values are missing, impute them before the model"
-        )
-    skipped = rows.skipped + int((~good).sum())
-    return EvaluationRows(rows.features[good], rows.target[good], skipped), predicted[good]
-
-
 def _make(
     settings: OptimizationSettings,
     original: Candidate,
     judged: JudgedRows,
     columns: tuple[str, ...],
+    student: bytes | None,
     outputs: Path,
     log: Log,
 ) -> tuple[list[Candidate], list[Variant]]:
@@ -211,6 +145,8 @@ def _make(
         hardware.instruction_set(),
         seed=settings.seed,
         training_s=settings.training_s,
+        student=student,
+        no_student=settings.no_student,
         log=log,
     )
     made, refused = [], []
@@ -227,6 +163,13 @@ def _make(
     return made, refused
 
 
+def _student(inputs: Path) -> bytes | None:
+    """Return the student that a training job has made; None if there is none."""
+    for path in sorted(inputs.glob(f"{STUDENT}*")):
+        return path.read_bytes()
+    return None
+
+
 def _written(recipe: Recipe, file: VariantFile, features: Array, outputs: Path) -> Candidate:
     """Write the file of a variant, and open it. Raise RecipeNotApplicable if it does not answer."""
     path = outputs / _file(recipe, file.suffix)
@@ -234,7 +177,7 @@ def _written(recipe: Recipe, file: VariantFile, features: Array, outputs: Path) 
     path.write_bytes(file.content)
     try:
         if file.suffix == ".tflite":
-            found = litert.open_litert(recipe, path, features)
+            found = litert_candidate(recipe, file.content, path=path)
         elif file.suffix == ".pt2":
             found = gpu.open_half(recipe, path)
         else:
@@ -263,14 +206,17 @@ def _originals(original: Candidate, folder: Path) -> tuple[list[Candidate], str]
 
 def _measure(candidates: list[Candidate], features: Array, log: Log) -> dict[str, latency.LatencySamples]:
     models = {each.name: each.predict for each in candidates}
-    best: dict[str, int] = {}
-    for each in candidates:
-        if each.name in BESIDE:
-            continue
-        if each.name != ON_GPU:
-            log(VariantProgress(name=each.name, stage="measuring").line())
-        largest = latency.LARGEST_GPU_BATCH if each.device == "gpu" else latency.LARGEST_BATCH
-        best[each.name] = latency.find_best_batch(each.predict, features, largest=largest)
+
+    def tell(name: str) -> None:
+        if name != ON_GPU:
+            log(VariantProgress(name=name, stage="measuring").line())
+
+    best = latency.find_best_batches(
+        {name: predict for name, predict in models.items() if name not in BESIDE},
+        features,
+        largest={each.name: latency.LARGEST_GPU_BATCH for each in candidates if each.device == "gpu"},
+        on_model=tell,
+    )
     best |= {name: best[copied] for name, copied in BESIDE.items() if name in models}
     timed = latency.measure_interleaved(
         models,

@@ -6,6 +6,7 @@ import gc
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,6 +21,8 @@ LARGEST_BATCH = 1024
 LARGEST_GPU_BATCH = 16_384
 SEARCH_S = 0.05
 """Seconds for which one batch size is tried in the search for the best one."""
+SEARCHES = 2
+"""Searches for the best batch of each model, one model after another, so that some time lies between them."""
 GAIN = 1.05
 """A larger batch is better if it gives so many times the rows per second."""
 BLOCK_S = 0.004
@@ -58,17 +61,43 @@ class LatencySamples:
         return float(np.median(self.processor[size]))
 
 
-def find_best_batch(predict: Predict, features: Array, *, largest: int = LARGEST_BATCH) -> int:
+class BestBatch(NamedTuple):
+    """The batch size that a search found to be best, and its rows per second."""
+
+    size: int
+    rows_per_s: float
+
+
+def find_best_batch(predict: Predict, features: Array, *, largest: int = LARGEST_BATCH) -> BestBatch:
     """Return the batch size with the most rows per second, found by doubling from 1; two without a gain end it."""
-    best, rate, size, misses = 1, 0.0, 1, 0
+    best, size, misses = BestBatch(1, 0.0), 1, 0
     while size <= largest and misses < 2:
         found = size / _quickest(predict, _batches(features, size)[0])
-        if found > rate * GAIN:
-            best, rate, misses = size, found, 0
+        if found > best.rows_per_s * GAIN:
+            best, misses = BestBatch(size, found), 0
         else:
             misses += 1
         size *= 2
     return best
+
+
+def find_best_batches(
+    models: Mapping[str, Predict],
+    features: Array,
+    *,
+    largest: Mapping[str, int] | None = None,
+    on_model: Callable[[str], None] = lambda _: None,
+) -> dict[str, int]:
+    """Return the best batch size of each model: a disturbance that ends one search too early is met by the next."""
+    found: dict[str, BestBatch] = {}
+    for number in range(SEARCHES):
+        for name, predict in models.items():
+            if number == 0:
+                on_model(name)
+            limit = (largest or {}).get(name, LARGEST_BATCH)
+            best = find_best_batch(predict, features, largest=limit)
+            found[name] = max(found.get(name, best), best, key=lambda each: each.rows_per_s)
+    return {name: best.size for name, best in found.items()}
 
 
 def measure_interleaved(
@@ -80,8 +109,11 @@ def measure_interleaved(
     limit_s: float = LIMIT_S,
     on_round: Callable[[int], None] = lambda _: None,
 ) -> dict[str, LatencySamples]:
-    """Measure each model at each of its batch sizes, rotating the order, until `limit_s` for each model has passed."""
-    sizes = best or {name: find_best_batch(predict, features) for name, predict in models.items()}
+    """Measure each model at each of its batch sizes, rotating the order, until `limit_s` for each model has passed.
+
+    Its best batch is then the size with the most rows per second of those that were measured.
+    """
+    sizes = best or find_best_batches(models, features)
     found = {name: LatencySamples(best=sizes[name]) for name in models}
     batches = {
         size: _batches(features, size)
@@ -106,6 +138,8 @@ def measure_interleaved(
     finally:
         if collects:
             gc.enable()
+    for each in found.values():
+        each.best = max(each.medians, key=lambda size: size / each.median(size))
     return found
 
 

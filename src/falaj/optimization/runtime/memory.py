@@ -50,6 +50,8 @@ def _import_library(path: Path) -> None:
         import onnxruntime  # noqa: F401
     elif path.suffix == ".pt2":
         import torch  # noqa: F401
+    elif path.suffix == ".tflite":
+        import ai_edge_litert.interpreter  # noqa: F401
     else:
         import xgboost  # noqa: F401
 

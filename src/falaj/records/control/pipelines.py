@@ -169,6 +169,46 @@ class CanaryVerdict(Record):
     evidence: tuple[MetricEvidence, ...] = ()
 
 
+class EvidencePoint(MetricEvidence):
+    """What a canary had seen of one metric at one time; the difference of the means lies from `low` to `high`.
+
+    That is an approximate confidence sequence: it is right at all times at once, but for the risk of a false promotion.
+    """
+
+    low: float | None = None
+    high: float | None = None
+
+
+class CanaryPoint(Record):
+    """The evidence after one observation; `requests` and `labels` are the challenger's."""
+
+    number: int
+    at: datetime
+    requests: int
+    labels: int
+    metrics: tuple[EvidencePoint, ...]
+
+
+class CanaryProgress(Record):
+    """How versions compare that answer side by side, and the verdict on the last canary that `ended`.
+
+    `work` is the canary that is under way; without one, versions that share the requests are compared by the default
+    plan. Without two versions that answer, only `ended` is there.
+    """
+
+    endpoint: str
+    work: ObjectId | None = None
+    plan: Canary | None = None
+    champion: str | None = None
+    challenger: str | None = None
+    since: datetime | None = None
+    outcome: CanaryOutcome | None = None
+    words: str = ""
+    evidence: tuple[MetricEvidence, ...] = ()
+    points: tuple[CanaryPoint, ...] = ()
+    ended: CanaryVerdict | None = None
+
+
 class CanaryForecast(Record):
     """What a metric's verdict takes for a challenger that is worse by `worse_by`: the likely first verdict.
 

@@ -9,6 +9,7 @@ from pydantic import Field
 from falaj.records.names import Name, ObjectId
 from falaj.records.record import Record
 from falaj.records.registry import FeatureName, FileFormat, FilePath, TensorSpec
+from falaj.records.serving.settings import Device
 
 EVERYTHING = "*"
 """In `keep`: all columns of the input."""
@@ -33,10 +34,27 @@ class PredictionColumns(Record):
     prefix: Prefix = ""
 
 
+class AccompanyingFile(Record):
+    """A file of a version beside its model, which Python code may read."""
+
+    path: FilePath
+    sha256: str
+
+
+class PredictionStep(Record):
+    """The file of a version that is a step of an ensemble."""
+
+    version: ObjectId
+    file: FilePath
+    sha256: str
+
+
 class PredictionRun(Record):
     """A run in a process without keys: the file of a verified model version with its signature, input and columns.
 
-    A job leaves `source` open: it finds its input by name.
+    A job leaves `source` open: it finds its input by name. With `is_staged` the input is a copy that each attempt at a
+    job makes anew: it is known by its bytes, not by its path and age. `steps` are the versions of an ensemble. Where a
+    model is evaluated, `target` is the column that it is to predict, and must not be given.
     """
 
     model: str
@@ -45,10 +63,15 @@ class PredictionRun(Record):
     format: FileFormat = FileFormat.ONNX
     tensors: Annotated[tuple[TensorSpec, ...], Field(max_length=1000)] = ()
     outputs: Annotated[tuple[TensorSpec, ...], Field(max_length=1000)] = ()
+    steps: Annotated[tuple[PredictionStep, ...], Field(max_length=32)] = ()
+    others: Annotated[tuple[AccompanyingFile, ...], Field(max_length=1000)] = ()
     columns: PredictionColumns = PredictionColumns()
+    target: FeatureName | None = None
     source: str = ""
+    is_staged: bool = False
     to_delta: bool = False
     threads: ThreadCount | None = None
+    device: Device = "auto"
     restart: bool = False
 
 

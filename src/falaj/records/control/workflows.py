@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 from enum import StrEnum
-from typing import Any
+from typing import Any, Literal
 
 from falaj.records.names import ObjectId
 from falaj.records.record import Record
@@ -20,6 +20,14 @@ class WorkflowState(StrEnum):
     @property
     def ended(self) -> bool:
         return self in (WorkflowState.DONE, WorkflowState.FAILED, WorkflowState.CANCELLED)
+
+
+class WorkflowEnd(Record):
+    """How work ended: with a result, or with an error."""
+
+    state: Literal[WorkflowState.DONE, WorkflowState.FAILED, WorkflowState.CANCELLED]
+    result: dict[str, Any] | None = None
+    error: str | None = None
 
 
 class WorkflowRun(Record):

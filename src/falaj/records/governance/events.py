@@ -33,6 +33,13 @@ class Event(Record):
     data: dict[str, Any]
 
 
+class EventNotice(Record):
+    """What a stream of events says: an event, or none as a heartbeat; `cursor` continues the stream behind it."""
+
+    cursor: str
+    event: Event | None = None
+
+
 class WebhookState(StrEnum):
     """delivering; failing: the newest attempt failed and is repeated; paused: nothing is sent."""
 
@@ -41,13 +48,24 @@ class WebhookState(StrEnum):
     PAUSED = "paused"
 
 
+class EventFormat(StrEnum):
+    """How events are written for a webhook."""
+
+    CLOUDEVENTS = "cloudevents"
+    OPENLINEAGE = "openlineage"
+
+
 class Webhook(Record):
-    """A receiver of events. `secret`, with which deliveries are signed, is shown once: when it is made."""
+    """A receiver of events. `secret`, with which deliveries are signed, is shown once: when it is made.
+
+    A receiver of OpenLineage gets the events that say which data was read and made.
+    """
 
     id: ObjectId
     name: str
     url: str
     types: tuple[str, ...]
+    written_as: EventFormat = EventFormat.CLOUDEVENTS
     state: WebhookState
     delivered: int
     waiting: int

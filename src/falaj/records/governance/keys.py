@@ -22,6 +22,13 @@ class KeyRotation(Record):
     rewrapped: int
 
 
+class SigningKeyRotation(Record):
+    """The fingerprint of the P-256 key that signs model versions from now on, and how many keys verify them."""
+
+    fingerprint: str
+    keys: int
+
+
 class KeyDestruction(Record):
     """Proof that a workspace's keys are gone: its blobs can no longer be read by anyone."""
 

@@ -11,6 +11,8 @@ from pydantic import AwareDatetime, Field, model_validator
 from falaj.records.governance.residency import Label
 from falaj.records.monitoring.sketches import (
     Column,
+    ColumnKind,
+    ColumnRole,
     Count,
     DriftVerdict,
     FalseAlarmBudget,
@@ -117,6 +119,53 @@ class MonitorReport(Record):
     verdict: DriftVerdict
     looks: tuple[ModelDrift, ...]
     words: str
+
+
+class ColumnDrift(Record):
+    """The drift of one column in one window; `effect` is in standard deviations, 0 where nothing was shown."""
+
+    name: str
+    role: ColumnRole
+    verdict: DriftVerdict
+    effect: float
+
+
+class DriftWindow(Record):
+    """A window of one version, compared with the reference of now."""
+
+    version: str
+    since: datetime
+    until: datetime
+    rows: int
+    verdict: DriftVerdict
+    columns: tuple[ColumnDrift, ...]
+
+
+class DriftHistory(Record):
+    """The windows that are kept of a monitor's endpoint, oldest first; old ones are merged, so they are longer."""
+
+    monitor: ObjectId
+    name: str
+    windows: tuple[DriftWindow, ...]
+
+
+class ColumnDistribution(Record):
+    """The values of a column in the reference (`before`) and in a time (`now`), as rows in each bin.
+
+    Numbers have `edges`, one more than bins; what lies outside is in the first and the last bin. Others have
+    `categories`, the last of which may be `others`. `nulls` are counted apart: in the reference, and in that time.
+    """
+
+    column: str
+    version: str
+    since: datetime
+    until: datetime
+    kind: ColumnKind
+    edges: tuple[float, ...] = ()
+    categories: tuple[str, ...] = ()
+    before: tuple[float, ...]
+    now: tuple[float, ...]
+    nulls: tuple[int, int]
 
 
 class AlertState(StrEnum):

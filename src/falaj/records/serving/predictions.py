@@ -27,6 +27,13 @@ class PredictionBatch(Record):
     created_at: datetime
 
 
+class AnnouncedPredictions(Record):
+    """How many events told of predictions, and of how many rows."""
+
+    events: int = 0
+    rows: int = 0
+
+
 class PredictionRecord(Record):
     """One answered row: who asked which version, what went in, what came out, and what came true.
 

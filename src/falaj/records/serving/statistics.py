@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Annotated
 
@@ -10,6 +11,12 @@ from pydantic import Field
 from falaj.records.names import Name, ObjectId
 from falaj.records.record import Record
 from falaj.records.serving.endpoints import ScoringRule
+
+BOUNDS_S = (
+    *(0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05),
+    *(0.1, 0.2, 0.5, 1.0, 2.0, 5.0),
+)
+"""Upper bounds of the latency buckets in seconds; one more bucket holds the rest."""
 
 
 class VersionCounts(Record):
@@ -111,3 +118,16 @@ class EndpointObservations(Record):
     scoring: ScoringRule | None
     items: tuple[Observation, ...]
     next: int | None = None
+
+
+def percentile_ms(latency: Sequence[int], share: float) -> float | None:
+    """Return the `share` quantile of latency, interpolated within its bucket; None without requests."""
+    total = sum(latency)
+    if not total:
+        return None
+    wanted, below, seen = share * total, 0.0, 0
+    for number, bound in zip(latency, [*BOUNDS_S, BOUNDS_S[-1]], strict=False):
+        if number and seen + number >= wanted:
+            return 1000 * (below + (bound - below) * (wanted - seen) / number)
+        seen, below = seen + number, bound
+    return 1000 * BOUNDS_S[-1]

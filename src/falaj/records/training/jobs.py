@@ -253,7 +253,8 @@ class Job(Record):
     """A job and how far it is. `attempt` counts from 1; it is 0 before the first. `reason` says why it is so.
 
     `preemptions` counts how often it made room for another job; it is `leaving` while it does. It is `moving` while it
-    leaves to go on elsewhere. `limits` are those of the newest attempt, and how each is enforced.
+    leaves to go on elsewhere. `placements` and `limits` are those of the newest attempt: where its replicas run or ran,
+    on which GPUs, and how each limit is enforced.
     """
 
     id: ObjectId
@@ -264,6 +265,7 @@ class Job(Record):
     attempt: int = 0
     run: ObjectId
     node: str | None = None
+    placements: tuple[Placement, ...] = ()
     exit_code: int | None = None
     progress: JobProgress | None = None
     cancelling: bool = False

@@ -67,6 +67,10 @@ CONVERT = {
     FileFormat.LITERT: "export it as an edge bundle (--to edge), or register the model as ONNX",
     FileFormat.XGBOOST: "convert it to ONNX with fj.export_onnx, or `falaj models optimize`, and register that",
     FileFormat.LIGHTGBM: "convert it to ONNX (onnxmltools.convert_lightgbm), and register that",
+    FileFormat.ENSEMBLE: "export the versions of its steps, one by one",
+    FileFormat.SKOPS: "convert it to ONNX (fj.export_onnx, or skl2onnx), and register that",
+    FileFormat.MLFLOW: "export its files (--to files), which MLflow's client loads; or register the model as ONNX",
+    FileFormat.PICKLE: "export its files (--to files); or convert the model to ONNX, and register that",
     FileFormat.CATBOOST: 'save it as ONNX (model.save_model(path, format="onnx")), and register that',
 }
 

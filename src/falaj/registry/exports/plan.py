@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -12,26 +11,28 @@ from pydantic import ValidationError
 
 from falaj.errors import Conflict, Fault, Internal, InvalidInput
 from falaj.governance.audit.verify import canonical
-from falaj.ports.keys import KeyService
 from falaj.ports.parsers import ByteSource, ParserPool
 from falaj.records.governance.residency import Zone
 from falaj.records.registry import (
+    MANIFEST_FILE,
+    SIGNATURE_FILE,
     ExportedFile,
     ExportTarget,
     FileFormat,
     ModelExport,
     ModelFile,
     ModelVersion,
+    SignatureFormat,
     TensorSpec,
 )
 from falaj.registry.exports.edge import edge_layout
 from falaj.registry.exports.kserve import NodeTerms, kserve_layout
 from falaj.registry.exports.layout import ExportOptions, ExportSubject, Layout, TreeFacts, unsupported
 from falaj.registry.exports.triton import triton_layout
-from falaj.registry.manifests import SignedManifest
+from falaj.registry.signing.versions import SignedManifest, VersionSignatures
 
-DOMAIN = b"falaj model export v1\n"
-"""Prefix that separates these signatures from all others of the key service."""
+RECORD_FILE = "export.json"
+KEY_FILE = "model.pub"
 MODEL_TENSORS = "model_tensors"
 """The name of the parser, see assembly/parsing.py."""
 TREES = (FileFormat.XGBOOST, FileFormat.LIGHTGBM)
@@ -40,9 +41,13 @@ ReadRange = Callable[[ModelFile, int, int], bytes]
 """Reads `length` bytes of a file from `offset`."""
 
 
-def read_subject(version: ModelVersion, read: ReadRange, parsers: ParserPool, *, owner: str) -> ExportSubject:
+def read_subject(
+    version: ModelVersion, read: ReadRange, parsers: ParserPool, *, to: ExportTarget | None, owner: str
+) -> ExportSubject:
     """Return the version with what its model file says of its tensors; the parser runs in a process without keys."""
     models = [file for file in version.files if file.format is version.format]
+    if to is ExportTarget.FILES:  # nothing in its layout depends on tensors
+        return ExportSubject(version=version, file=models[0])
     if len(models) != 1:
         raise InvalidInput.at(
             version.reference,
@@ -71,19 +76,45 @@ def read_subject(version: ModelVersion, read: ReadRange, parsers: ParserPool, *,
 def plan_export(
     subject: ExportSubject,
     signed: SignedManifest,
-    keys: KeyService,
+    signatures: VersionSignatures,
     *,
     to: ExportTarget,
     options: ExportOptions,
     zones: Sequence[Zone],
     node_terms: NodeTerms,
 ) -> ModelExport:
-    """Return all files of the export, of which `export.json` lists the others, and `signatures.json` has its signature.
+    """Return all files of the export, of which `model.sig` signs the others.
 
-    The same version and options give the same bytes.
+    The same version and options give the same bytes, but for signatures by keys in a token.
     """
     layout = _layout(subject, to=to, options=options, zones=zones, node_terms=node_terms)
-    layout.texts["manifest.json"] = signed.text
+    layout.texts[MANIFEST_FILE] = signed.text
+    if to is ExportTarget.FILES:
+        key = signatures.key_of(signed)
+    else:
+        key = signatures.newest_key()
+        layout.texts[KEY_FILE] = key.pem
+    files = _files(layout)
+    version = subject.version
+    if to is ExportTarget.FILES and signed.format is SignatureFormat.OPENSSF:
+        signature = signed.signature
+    else:
+        if to is not ExportTarget.FILES:
+            files.append(_text_file(RECORD_FILE, _record(version, to, files)))
+        signature = signatures.sign_files(version.reference, {file.path: file.sha256 for file in files})
+    return ModelExport(
+        version=version.reference,
+        id=version.id,
+        to=to,
+        files=(*files, _text_file(SIGNATURE_FILE, signature)),
+        label=version.label,
+        notes=layout.notes,
+        public_key=key.pem,
+        fingerprint=key.fingerprint,
+    )
+
+
+def _files(layout: Layout) -> list[ExportedFile]:
     files = [*map(_text_file, layout.texts, layout.texts.values())]
     files += [
         ExportedFile(path=path, size_bytes=file.size_bytes, sha256=file.sha256, source=file.path)
@@ -91,39 +122,21 @@ def plan_export(
     ]
     files.sort(key=lambda file: file.path)
     _require_distinct(files)
-    version, public_key = subject.version, keys.public_key()
-    record = canonical(
-        {
-            "format": "falaj model export 1",
-            "platform": version.platform,
-            "version": version.reference,
-            "id": version.id,
-            "to": to.value,
-            "label": version.label.describe(),
-            "files": [each.model_dump(include={"path", "size_bytes", "sha256"}) for each in files],
-        }
-    )
-    signatures = {
-        "public_key": public_key.hex(),
-        "export": keys.sign(DOMAIN + record).hex(),
-        "manifest": signed.signature,
+    return files
+
+
+def _record(version: ModelVersion, to: ExportTarget, files: Sequence[ExportedFile]) -> str:
+    """Return what the export is, and its files with their sizes."""
+    record = {
+        "format": "falaj model export 2",
+        "platform": version.platform,
+        "version": version.reference,
+        "id": version.id,
+        "to": to.value,
+        "label": version.label.describe(),
+        "files": [each.model_dump(include={"path", "size_bytes", "sha256"}) for each in files],
     }
-    files += [
-        _text_file("export.json", record.decode()),
-        _text_file("signatures.json", json.dumps(signatures, indent=1, sort_keys=True) + "\n"),
-    ]
-    return ModelExport(
-        version=version.reference,
-        id=version.id,
-        to=to,
-        files=tuple(files),
-        label=version.label,
-        notes=layout.notes,
-        manifest=signed.text,
-        signature=signed.signature,
-        public_key=public_key.hex(),
-        fingerprint=hashlib.sha256(public_key).hexdigest(),
-    )
+    return canonical(record).decode()
 
 
 def _tensors(found: Sequence[dict[str, Any]], declared: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
@@ -154,6 +167,8 @@ def _layout(
     node_terms: NodeTerms,
 ) -> Layout:
     _require_meant(to, options)
+    if to is ExportTarget.FILES:
+        return Layout(texts={}, sources={file.path: file for file in subject.version.files})
     if to is ExportTarget.TRITON:
         return triton_layout(subject, options)
     if to is ExportTarget.EDGE:
@@ -167,6 +182,7 @@ def _require_meant(to: ExportTarget, options: ExportOptions) -> None:
     """Raise InvalidInput for options that the target has no use for, with all of them."""
     default = ExportOptions()
     used = {
+        ExportTarget.FILES: set(),
         ExportTarget.TRITON: {"gpus", "max_batch_rows"},
         ExportTarget.KSERVE: {"storage_uri", "cpus", "memory_bytes", "gpus", "max_batch_rows"},
         ExportTarget.EDGE: set(),

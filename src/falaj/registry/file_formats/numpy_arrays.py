@@ -13,7 +13,8 @@ HEADER_LIMIT = 3000
 HEAD_BYTES = HEADER_LIMIT + 12
 KEYS = {"descr", "fortran_order", "shape"}
 
-_DESCR = re.compile(r"[<>|=]?(?P<kind>[?bBiufcSUmM])(?P<size>\d{0,9})(\[\w{1,20}\])?")
+RECORD_DEPTH = 4
+_DESCR = re.compile(r"[<>|=]?(?P<kind>[?bBiufcSUVmM])(?P<size>\d{0,9})(\[\w{1,20}\])?")
 _CHARACTER_BYTES = {"U": 4}
 
 
@@ -29,13 +30,35 @@ def array_fault(head: bytes, size_bytes: int) -> str | None:
     fields = _fields(head[start : start + length])
     if fields is None:
         return "a NumPy array whose header is not the one that NumPy writes"
-    kind = _DESCR.fullmatch(fields["descr"]) if isinstance(fields["descr"], str) else None
-    if kind is None:
+    item_bytes = _item_bytes(fields["descr"])
+    if item_bytes is None:
         return "a NumPy array that can hold Python objects, which are pickled"
-    item_bytes = int(kind["size"] or 1) * _CHARACTER_BYTES.get(kind["kind"], 1)
     if size_bytes != start + length + math.prod(fields["shape"]) * item_bytes:
         return "a NumPy array with more or fewer bytes than its shape says"
     return None
+
+
+def _item_bytes(descr: Any, depth: int = 0) -> int | None:
+    """Return the size of an item of plain numbers and texts, also of a record of such; none for anything else."""
+    if isinstance(descr, str):
+        kind = _DESCR.fullmatch(descr)
+        return None if kind is None else int(kind["size"] or 1) * _CHARACTER_BYTES.get(kind["kind"], 1)
+    if not isinstance(descr, list) or depth > RECORD_DEPTH:
+        return None
+    total = 0
+    for field in descr:
+        if not isinstance(field, tuple) or len(field) not in (2, 3) or not isinstance(field[0], str):
+            return None
+        shape = field[2] if len(field) == 3 else ()
+        inner = _item_bytes(field[1], depth + 1)
+        if inner is None or not _is_shape(shape):
+            return None
+        total += inner * math.prod(shape)
+    return total
+
+
+def _is_shape(shape: Any) -> bool:
+    return isinstance(shape, tuple) and all(type(each) is int and 0 <= each < 1 << 63 for each in shape)
 
 
 def _header_span(head: bytes) -> tuple[int, int]:
@@ -56,6 +79,4 @@ def _fields(header: bytes) -> dict[str, Any] | None:
     if len(names) != len(values) or sorted(map(str, names)) != sorted(KEYS):
         return None
     found = dict(zip(map(str, names), values, strict=True))
-    shape = found["shape"]
-    sound = isinstance(shape, tuple) and all(type(each) is int and 0 <= each < 1 << 63 for each in shape)
-    return found if sound and isinstance(found["fortran_order"], bool) else None
+    return found if _is_shape(found["shape"]) and isinstance(found["fortran_order"], bool) else None

@@ -20,19 +20,32 @@ def is_python_model(reader: RangeReader) -> bool:
     """
     if PurePosixPath(reader.name).name != NAME:
         return False
+    return any(_predicts(node) for node in _parsed(reader).body)
+
+
+def require_definition(reader: RangeReader, name: str) -> None:
+    """Raise InvalidInput unless a file is Python source that defines the class or function `name`, at its top level."""
+    kinds = (ast.ClassDef, ast.FunctionDef)
+    defined = [node.name for node in _parsed(reader).body if isinstance(node, kinds)]
+    if name not in defined:
+        shown = ", ".join(defined[:20]) or "no class and no function"
+        raise reader.rejection(f"source that does not define {name}: it defines {shown}")
+
+
+def _parsed(reader: RangeReader) -> ast.Module:
+    """Return the syntax of a file. Raise InvalidInput if it is not Python."""
     if reader.size_bytes > SOURCE_LIMIT:
         raise reader.rejection(f"Python source of more than {SOURCE_LIMIT >> 20} MiB")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            tree = ast.parse(reader.at(0, reader.size_bytes).decode("utf-8-sig"))
+            return ast.parse(reader.at(0, reader.size_bytes).decode("utf-8-sig"))
     except SyntaxError as error:
         raise reader.rejection(f"not Python: line {error.lineno}: {shorten(error.msg)}") from None
     except UnicodeDecodeError:
         raise reader.rejection("not Python: it is not UTF-8") from None
     except (ValueError, RecursionError, MemoryError) as error:
         raise reader.rejection(f"Python that cannot be parsed: {shorten(error)}") from None
-    return any(_predicts(node) for node in tree.body)
 
 
 def _predicts(node: ast.stmt) -> bool:

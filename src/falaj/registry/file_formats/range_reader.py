@@ -9,6 +9,7 @@ from typing import Any, BinaryIO
 from falaj.errors import Fault, InvalidInput
 
 BLOCK_BYTES = 64 << 10
+CACHED_BLOCKS = 64
 READ_LIMIT = 16 << 20
 """Largest single read; no genuine archive has a larger directory."""
 
@@ -16,7 +17,7 @@ TOTAL_LIMIT = 1 << 30
 
 
 class RangeReader(io.RawIOBase):
-    """A file given by its size and a function that reads a range of it. The last block is cached."""
+    """A file given by its size and a function that reads a range of it. The last blocks are cached."""
 
     def __init__(self, name: str, size_bytes: int, read_range: Callable[[int, int], bytes]) -> None:
         super().__init__()
@@ -24,7 +25,7 @@ class RangeReader(io.RawIOBase):
         self.size_bytes = size_bytes
         self._read_range = read_range
         self._position = 0
-        self._block = (0, b"")
+        self._blocks: dict[int, bytes] = {}  # the one that was used last is the last one
         self._read_bytes = 0
 
     def at(self, offset: int, length: int) -> bytes:
@@ -32,11 +33,13 @@ class RangeReader(io.RawIOBase):
         length = max(0, min(length, self.size_bytes - offset))
         if length > READ_LIMIT:
             raise self.rejection("a file with a part that is too large to inspect")
-        start, block = self._block
-        if not (start <= offset and offset + length <= start + len(block)):
-            wanted = min(max(length, BLOCK_BYTES), self.size_bytes - offset)
-            start, block = self._block = (offset, self._fetch(offset, wanted)) if length else (offset, b"")
-        return block[offset - start : offset - start + length]
+        if offset < 0 or length == 0:
+            return b""
+        number = offset // BLOCK_BYTES
+        if (offset + length - 1) // BLOCK_BYTES > number:
+            return self._fetch(offset, length)
+        start = offset - number * BLOCK_BYTES
+        return self._block(number)[start : start + length]
 
     def rejection(self, why: str, *, fix: str | None = None) -> InvalidInput:
         fault = Fault(where=self.name, given=why, allowed=ALLOWED, fix=fix)
@@ -74,6 +77,17 @@ class RangeReader(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
+    def _block(self, number: int) -> bytes:
+        """Return an aligned block; formats with offsets in them jump between a few."""
+        block = self._blocks.pop(number, None)
+        if block is None:
+            start = number * BLOCK_BYTES
+            block = self._fetch(start, min(BLOCK_BYTES, self.size_bytes - start))
+            if len(self._blocks) >= CACHED_BLOCKS:
+                del self._blocks[next(iter(self._blocks))]
+        self._blocks[number] = block
+        return block
+
     def _fetch(self, offset: int, length: int) -> bytes:
         self._read_bytes += length
         if self._read_bytes > TOTAL_LIMIT:
@@ -89,7 +103,6 @@ class _Buffered(io.BufferedReader):
 
 
 ALLOWED = (
-    "ONNX, torch export (.pt2), safetensors, LiteRT, XGBoost JSON or UBJ, LightGBM text, CatBoost, Python "
-    "source (model.py); in addition Arrow, "
-    "Parquet, NumPy arrays, JSON and text"
+    "ONNX, torch export (.pt2), safetensors, LiteRT, XGBoost JSON or UBJ, LightGBM text, CatBoost, skops, "
+    "Python source (model.py); in addition Arrow, Parquet, NumPy arrays, JSON and text"
 )

@@ -206,7 +206,19 @@ def require_lookup_fits_version(lookup: Lookup, version: ModelVersion) -> None:
             allowed="the model's columns in their order",
             fix="name them in the lookup, or register the version with TensorSpec.features",
         )
-    join = build_join(lookup, features, version=str(version.number))
+    faults = lookup_faults(lookup, features, version=str(version.number), where=where)
+    width = _width(version)
+    if width not in (None, len(features)):
+        faults.append(
+            Fault(where=f"{where}: features", given=f"{len(features)} columns", allowed=f"{width} columns")
+        )
+    if faults:
+        raise InvalidInput(f"{where} does not fit the model", faults=faults)
+
+
+def lookup_faults(lookup: Lookup, features: Sequence[str], *, version: str, where: str) -> list[Fault]:
+    """Return the faults of a resolved lookup that is to have the columns `features`."""
+    join = build_join(lookup, features, version=version)
     faults = [
         Fault(where=f"{where}: view {part.name}", given="none of its features", allowed=", ".join(features))
         for part in join.views
@@ -217,24 +229,18 @@ def require_lookup_fits_version(lookup: Lookup, version: ModelVersion) -> None:
         for name in lookup.defaults
         if name not in join.columns[: join.width]
     ]
-    faults += _impute_faults(lookup, lookup.version(str(version.number)), join, where)
+    faults += _impute_faults(lookup, lookup.version(version), join, where)
     faults += [
         Fault(where=f"{where}: request_features", given=each.name, allowed=f"one of {', '.join(features)}")
         for each in lookup.request_features
         if each.name not in {made.name for made in join.computed}
     ]
-    width = _width(version)
-    if width not in (None, len(features)):
-        faults.append(
-            Fault(where=f"{where}: features", given=f"{len(features)} columns", allowed=f"{width} columns")
-        )
     duplicates = sorted({name for name in features if features.count(name) > 1})
     if duplicates:
         faults.append(
             Fault(where=f"{where}: features", given=", ".join(duplicates), allowed="each name once")
         )
-    if faults:
-        raise InvalidInput(f"{where} does not fit the model", faults=faults)
+    return faults
 
 
 def imputed_columns(lookup: Lookup, join: FeatureJoin) -> list[str]:

@@ -62,7 +62,7 @@ class VersionLookups:
             join = build_join(named, feature_names(version), version=own.version)
             for column in imputed_columns(lookup, join):
                 if column not in lookup.imputed:
-                    places = self._places(tx, lookup, column, dataset, training_set)
+                    places = value_sources(tx, lookup, column, dataset, training_set)
                     for place in places:
                         action = "features.load" if place.found.kind == "dataset" else "features.read"
                         self._gate.require(call, action, place.found, tx=tx)
@@ -133,29 +133,37 @@ class VersionLookups:
         _require_same(lookup, trained, where, dataset)
         names = {each.name for each in trained}
         together = [*trained, *(each for each in lookup.request_features if each.name not in names)]
-        needed = _needed(together, lookup.features or feature_names(version))
-        resolved = resolve_features(needed, _known_types(lookup), where=where, open_names=True)
-        _require_numbers(resolved, lookup.features or feature_names(version), where)
-        return resolved
+        return resolve_needed(together, lookup, lookup.features or feature_names(version), where=where)
 
-    def _places(
-        self,
-        tx: Transaction,
-        lookup: Lookup,
-        column: str,
-        dataset: StoredObject | None,
-        training_set: TrainingSet | None,
-    ) -> list[ValueSource]:
-        feature = find_feature(lookup, column)
-        view = None if feature is None else objects.by_id(tx, lookup.views[feature[0]].view)
-        places = []
-        if dataset is not None and training_set is not None:
-            joined = "" if view is None or feature is None else f"{view.name}__{feature[1]}"
-            named = next((name for name in (column, joined) if name in training_set.columns), None)
-            places += [] if named is None else [ValueSource(dataset, named)]
-        if view is not None and feature is not None:
-            places.append(ValueSource(view, feature[1]))
-        return places
+
+def value_sources(
+    tx: Transaction,
+    lookup: Lookup,
+    column: str,
+    dataset: StoredObject | None = None,
+    training_set: TrainingSet | None = None,
+) -> list[ValueSource]:
+    """Return where a typical value of a column may be read: in the training set, if there is one, or in the view."""
+    feature = find_feature(lookup, column)
+    view = None if feature is None else objects.by_id(tx, lookup.views[feature[0]].view)
+    places = []
+    if dataset is not None and training_set is not None:
+        joined = "" if view is None or feature is None else f"{view.name}__{feature[1]}"
+        named = next((name for name in (column, joined) if name in training_set.columns), None)
+        places += [] if named is None else [ValueSource(dataset, named)]
+    if view is not None and feature is not None:
+        places.append(ValueSource(view, feature[1]))
+    return places
+
+
+def resolve_needed(
+    features: Sequence[RequestFeature], lookup: Lookup, columns: Sequence[str], *, where: str
+) -> tuple[RequestFeature, ...]:
+    """Return the request-time features that `columns` need, with their types. Raise InvalidInput with all faults."""
+    needed = _needed(features, columns)
+    resolved = resolve_features(needed, _known_types(lookup), where=where, open_names=True)
+    _require_numbers(resolved, columns, where)
+    return resolved
 
 
 def has_imputation(lookup: Lookup) -> bool:

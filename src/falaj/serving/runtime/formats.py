@@ -16,6 +16,7 @@ EXTRAS: Mapping[FileFormat, str] = {
     FileFormat.LIGHTGBM: "trees",
     FileFormat.LITERT: "litert",
     FileFormat.PYTHON: "serve",
+    FileFormat.ENSEMBLE: "serve",
 }
 """The extra of `pip install 'falaj[…]'` for each format that is served."""
 
@@ -26,10 +27,14 @@ PACKAGES: Mapping[FileFormat, tuple[str, ...]] = {
     FileFormat.LIGHTGBM: ("lightgbm",),
     FileFormat.LITERT: ("ai_edge_litert",),
     FileFormat.PYTHON: ("numpy",),
+    FileFormat.ENSEMBLE: ("numpy",),
 }
 
 FIXES: Mapping[FileFormat, str] = {
     FileFormat.CATBOOST: "convert it: fj.export_onnx(model, …), or save_model(path, format='onnx') of CatBoost",
+    FileFormat.SKOPS: "convert it: fj.export_onnx(model, …), or skl2onnx; files of skops are kept, and not loaded",
+    FileFormat.MLFLOW: "MLflow's client loads it; log the model as ONNX (mlflow.onnx.log_model), and register that",
+    FileFormat.PICKLE: "loading it runs code: log the model as ONNX (mlflow.onnx.log_model), and register that",
     FileFormat.SAFETENSORS: "weights alone are no model: export it with torch.export.save or fj.export_onnx",
 }
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from collections.abc import Mapping
 
-from falaj.errors import Damaged, NotFound
+from falaj.errors import Damaged, InvalidInput, NotFound
 from falaj.records.config import ModelIsolation
 from falaj.records.registry import FileFormat
 from falaj.records.serving.endpoints import ServedFile
@@ -18,17 +19,24 @@ _log = logging.getLogger(__name__)
 
 def load(file: ServedFile) -> ModelEngine:
     """Read, verify, open and probe a model file. Slow: call it in a thread."""
-    return open_model(file, _verified_bytes(file))
+    return open_model(file, verified_bytes(file))
 
 
-def load_here(file: ServedFile) -> ModelEngine:
-    """Read, verify, open and probe a model file in this process, which holds nothing that its bytes could harm."""
-    content = _verified_bytes(file)
+def load_here(file: ServedFile, others: Mapping[str, bytes] | None = None) -> ModelEngine:
+    """Read, verify, open and probe a model file in this process, which holds nothing that its bytes could harm.
+
+    `others` are the files that accompany it, by path.
+    """
+    content = verified_bytes(file)
     if file.format is FileFormat.ONNX:
-        return open_model(file, content)
+        from falaj.serving.runtime.engines.onnx import open_session
+        from falaj.serving.runtime.engines.operators import reason_unbounded
+
+        is_bounded = reason_unbounded(content) is None
+        return open_session(file, content, memory_bytes=MODEL_MEMORY_BYTES, is_bounded=is_bounded)
     from falaj.serving.runtime.engines.choice import find_opener
 
-    return probed(file, find_opener(file)(file, ModelContents(content)))
+    return probed(file, find_opener(file)(file, ModelContents(content, others or {})))
 
 
 def open_model(
@@ -40,6 +48,10 @@ def open_model(
     starter: WorkerStarter | None = None,
 ) -> ModelEngine:
     """Open and probe a model from its verified bytes, which are never written to disk in clear."""
+    if file.format is FileFormat.ENSEMBLE:
+        raise InvalidInput(
+            f"{file.model}@{file.version} is an ensemble, whose steps the platform's model server opens"
+        )
     if isinstance(contents, bytes):
         contents = ModelContents(contents)
     reason = f"its format is {file.format}" if file.format is not FileFormat.ONNX else None
@@ -56,7 +68,7 @@ def open_model(
     return WorkerEngine(file, contents, memory_bytes=memory_bytes, starter=starter)
 
 
-def _verified_bytes(file: ServedFile) -> bytes:
+def verified_bytes(file: ServedFile) -> bytes:
     """Read and verify the bytes of a file once, so that the hashed bytes are those that run."""
     if file.path is None:
         raise NotFound(f"{file.model}@{file.version} has no file")

@@ -328,7 +328,7 @@ class _Worker:
         finally:
             for connection in theirs:
                 connection.close()
-        self._free: queue.SimpleQueue[socket.socket] = queue.SimpleQueue()
+        self._free: queue.LifoQueue[socket.socket] = queue.LifoQueue()  # the one used last is the warmest
         self.end = weakref.finalize(self, _end, self.process, ours, self._free, folder)
         for connection in ours[1:]:
             self._free.put(connection)
@@ -392,7 +392,7 @@ def _require_datatypes(model: ServedModel, outputs: Sequence[Array]) -> None:
 def _end(
     process: subprocess.Popen[bytes],
     connections: Sequence[socket.socket],
-    free: queue.SimpleQueue[socket.socket],
+    free: queue.LifoQueue[socket.socket],
     folder: Path,
 ) -> None:
     with suppress(ProcessLookupError):

@@ -283,3 +283,20 @@ def test_who_can_names_everyone_and_their_rule(light_platform: OwnPlatform, ligh
 
     assert {"dana": "role.developer", "robot": "role.operator"}.items() <= answer.items()
     assert not {"gone", "vera"} & set(answer)
+
+
+def test_allowed_names_what_the_caller_may_do_now(light_platform: OwnPlatform, light_dana: Caller) -> None:
+    asked = ("blobs.read", "blobs.delete", "blobs.commit", "no.such")
+
+    with acting_as(light_dana):
+        before = light_platform.policies.allowed(asked, "blob:data")
+        with pytest.raises(NotFound):
+            light_platform.policies.allowed(asked, "blob:none")
+    light_platform.policies.publish(
+        "frozen",
+        text='forbid (principal, action == Action::"blobs.delete", resource) when { resource.name == "data" };',
+    )
+
+    assert "blobs.delete" not in light_platform.policies.allowed(asked, "blob:data")
+    assert "blobs.read" in before
+    assert "no.such" not in before

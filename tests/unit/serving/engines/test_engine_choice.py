@@ -13,6 +13,7 @@ from falaj.records.serving.settings import ServingSettings
 from falaj.serving.runtime import formats
 from falaj.serving.runtime.engines.choice import MODULES, find_opener
 from falaj.serving.runtime.formats import EXTRAS, PACKAGES, require_installed
+from falaj.serving.runtime.loading import open_model
 
 
 @pytest.mark.parametrize(
@@ -39,7 +40,16 @@ def test_a_missing_framework_names_the_extra(
 
 
 def test_every_served_format_has_an_extra_a_package_and_an_engine() -> None:
-    assert set(EXTRAS) == set(PACKAGES) == {FileFormat.ONNX, *MODULES}
+    apart = {FileFormat.ONNX, FileFormat.ENSEMBLE}  # sessions in the server, and engines of other formats
+
+    assert set(EXTRAS) == set(PACKAGES) == {*apart, *MODULES}
+
+
+def test_an_ensemble_is_not_opened_from_a_file_alone() -> None:
+    with pytest.raises(
+        InvalidInput, match="m@1 is an ensemble, whose steps the platform's model server opens"
+    ):
+        open_model(ServedFile(model="m", version="1", format=FileFormat.ENSEMBLE), b"{}")
 
 
 def test_openvino_runs_onnx_alone() -> None:

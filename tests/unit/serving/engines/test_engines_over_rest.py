@@ -24,6 +24,7 @@ from framework_models import (
     xgboost_booster,
     xgboost_bytes,
 )
+from model_files import xgboost_ubj
 from model_servers import serving_platform
 from platforms import OwnPlatform, make_platform
 from polling import eventually
@@ -123,8 +124,7 @@ def test_python_code_with_its_files(platform: OwnPlatform, ask: Callable[[str], 
 
 
 def test_a_damaged_model_is_a_problem_of_its_route(platform: OwnPlatform) -> None:
-    content = xgboost_bytes(xgboost_booster())
-    register(platform, "cut", {"model.ubj": content[: len(content) // 2]})
+    register(platform, "cut", {"model.ubj": xgboost_ubj()})  # an XGBoost model by its keys alone
 
     platform.endpoints.deploy("cut", model="cut@1")
 

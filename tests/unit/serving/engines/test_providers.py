@@ -38,7 +38,7 @@ def test_the_fastest_provider_that_is_there_comes_first(
 
 @pytest.mark.parametrize(("available", "has_gpu"), [(ALL, False), ([CPU], True), ([CPU], False)])
 def test_a_gpu_that_was_asked_for_and_is_not_there_is_told(available: list[str], has_gpu: bool) -> None:
-    with pytest.raises(Unavailable, match=r"asks for a GPU, and .*--device auto"):
+    with pytest.raises(Unavailable, match=r"is to run on a GPU, and .*device auto"):
         choose_providers(available, "gpu", has_gpu=has_gpu)
 
 
@@ -47,7 +47,7 @@ def test_an_endpoint_that_asks_for_a_gpu_is_refused_here(tmp_path: Path) -> None
         pytest.skip("this machine has a GPU")
     settings = ServingSettings(device="gpu")
 
-    with pytest.raises(Unavailable, match="asks for a GPU"):
+    with pytest.raises(Unavailable, match="is to run on a GPU"):
         load(ServedFile(model="m", version="1", path=mlp(tmp_path / "m.onnx"), settings=settings))
 
 

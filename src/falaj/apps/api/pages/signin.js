@@ -33,7 +33,7 @@ async function signIn() {
   if (!answer.ok) throw new Error(issued.detail);
   const me = await ask("/api/v1/users/whoami", issued.secret);
   const platform = await ask("/api/v1/platform/status", issued.secret);
-  words.textContent = `You are signed in as ${me.principal.name}. The console will stand here.`;
+  words.textContent = `You are signed in as ${me.principal.name}. This is the API; the console does not run here.`;
   show([
     ["roles", me.grants.map((grant) => `${grant.role} in ${grant.workspace}`).join(", ") || "none"],
     ["zones", platform.zones.map((zone) => `${zone.name} (${zone.jurisdiction})`).join(", ")],

@@ -12,10 +12,9 @@ from falaj.apps.cli.output.values import plural, printable
 from falaj.apps.cli.session import Session
 from falaj.control.services import all_operations
 from falaj.records.record import Record, utc_now
-from falaj.records.serving.statistics import ReplicaUsage, ServerLoad, VersionLoad
+from falaj.records.serving.statistics import ReplicaUsage, ServerLoad, VersionLoad, percentile_ms
 from falaj.records.sizes import format_size
 from falaj.sdk.platform import Platform
-from falaj.serving.scores import percentile_ms
 
 SAMPLE_S = 1.0
 """Over how long rates are measured if they are shown once."""

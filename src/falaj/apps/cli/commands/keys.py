@@ -14,7 +14,7 @@ from falaj.apps.cli.output.prompts import confirm_by_name
 from falaj.apps.cli.output.values import plural
 from falaj.apps.cli.session import Session
 from falaj.control.services import all_operations
-from falaj.records.governance.keys import KeyDestruction, KeyRotation
+from falaj.records.governance.keys import KeyDestruction, KeyRotation, SigningKeyRotation
 
 PRESENTATION = Presentation()
 
@@ -39,6 +39,14 @@ def destroy(
 @PRESENTATION.message("keys.rotate")
 def _rotated(made: KeyRotation, given: Given) -> Message:
     return Message(f"root key {made.root} is in use; {plural(made.rewrapped, 'data key')} wrapped again")
+
+
+@PRESENTATION.message("keys.rotate_signing")
+def _signing_rotated(made: SigningKeyRotation, given: Given) -> Message:
+    return Message(
+        f"key {made.fingerprint} signs model versions from now on; "
+        f"{plural(made.keys, 'key')} verify them. Copy the key file again, if you keep one offline"
+    )
 
 
 @PRESENTATION.message("keys.destroy")

@@ -42,7 +42,7 @@ def login(
             allowed="a sign-in link (URL#code=…), or an address and --token",
             fix=f"falaj login {address} --token",
         )
-    name = _save_token(url) if token else sign_in(url, code)
+    url, name = (url, _save_token(url)) if token else sign_in(url, code)
     print(f"signed in to {url} as {name}\n  next   falaj --url {url} users whoami")
 
 

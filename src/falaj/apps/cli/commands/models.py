@@ -7,6 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
+from falaj.apps.cli.commands.models_cards import alias as show_alias
+from falaj.apps.cli.commands.models_cards import bom, card, check_gates, diff
+from falaj.apps.cli.commands.models_compose import compose
+from falaj.apps.cli.commands.models_evaluate import evaluate
 from falaj.apps.cli.commands.models_optimize import optimize
 from falaj.apps.cli.generation import arguments, parsing
 from falaj.apps.cli.generation.operations import show_page
@@ -19,8 +23,11 @@ from falaj.apps.cli.output.values import format_duration, format_metrics, format
 from falaj.apps.cli.session import Session
 from falaj.control.services import all_operations
 from falaj.errors import InvalidInput
+from falaj.records.models.gates import GateRules, GateWaiver, MetricMeasurement
 from falaj.records.registry import (
+    SIGNATURE_FILE,
     Alias,
+    AliasChange,
     Approval,
     ExportTarget,
     Model,
@@ -28,6 +35,7 @@ from falaj.records.registry import (
     ModelVersion,
     Promotion,
     TensorSpec,
+    VersionKey,
 )
 from falaj.records.sizes import RULE as SIZE_RULE
 from falaj.records.sizes import format_size, read_size
@@ -41,8 +49,25 @@ def _versions_command(version: str) -> str:
 
 
 PRESENTATION = Presentation(
-    help={"before": "Versions before this one.", "sources": "What it was made from: an id, or kind:name."},
-    examples={"sources": "blob:NAME"},
+    columns={AliasChange: ("seq", "version", "previous", "move", "by", "at")},
+    help={
+        "before": "Versions before this one.",
+        "sources": "What it was made from: an id, or kind:name.",
+        "on": "The training set that the metrics are measured on.",
+        "target": "The column of it that models predict: only metrics count that `models evaluate` computed.",
+        "checks": "Checks: card-complete, no-drift-alert.",
+        "licence": "An SPDX expression, such as Apache-2.0.",
+        "example": "The path of the file with an example of its input.",
+        "reason": "Why; it is kept.",
+        "code": 'The code of the network, as JSON, such as {"entry": "nets:ChurnNet", "file": "nets.py"}.',
+        "archive": "An uploaded archive that has the code of the network.",
+    },
+    examples={
+        "sources": "blob:NAME",
+        "metrics": "'auc >= champion - 0.002'",
+        "checks": "card-complete",
+        "licence": "Apache-2.0",
+    },
     lists={"model": "models list", "model_version": _versions_command},
 )
 
@@ -79,13 +104,21 @@ def from_job(
 def list_models(
     session: Session,
     *,
+    where: Annotated[
+        str, typer.Option(metavar="WHERE", help="A condition, such as \"tags.team = 'risk'\".")
+    ] = "",
+    order_by: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ORDER_BY", help="What to sort by, such as 'name DESC' (may be repeated)."),
+    ] = None,
     workspace: arguments.OF_WORKSPACE = None,
     after: arguments.AFTER = "",
     limit: arguments.LIMIT = "100",
     everything: arguments.ALL = False,
 ) -> None:
     """List the models of a workspace, and the versions of their aliases."""
-    typed = {"workspace": workspace, "after": after, "limit": limit}
+    typed: dict[str, Any] = {"workspace": workspace, "after": after, "limit": limit}
+    typed |= {"where": where, "order_by": order_by or []}
     show_page(session, "models.list", typed, _show_models, everything=everything)
 
 
@@ -118,7 +151,7 @@ def export(
     model: VERSION,
     folder: Annotated[str, typer.Argument(metavar="DIR", help="The folder to write: a new or an empty one.")],
     *,
-    to: Annotated[str, typer.Option(metavar="TO", help="triton, kserve or edge.")],
+    to: Annotated[str, typer.Option(metavar="TO", help="files, triton, kserve or edge.")],
     storage_uri: Annotated[
         str | None, typer.Option(metavar="URI", help="Where KServe finds the folder model/, like s3://…")
     ] = None,
@@ -136,7 +169,7 @@ def export(
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an earlier export.")] = False,
 ) -> None:
-    """Write a version to a folder: for Triton, for KServe, or as an edge bundle with a runner."""
+    """Write a version to a folder, signed: its files, or for Triton, for KServe, or as an edge bundle with a runner."""
     operation = all_operations()["models.export"]
     options = parsing.parse(
         operation,
@@ -157,6 +190,19 @@ def export(
     show_or_tell(session, made, _exported(made, folder, archive))
 
 
+@PRESENTATION.command("signing-key")
+def signing_key(session: Session, model: VERSION) -> None:
+    """Print the public key, as PEM, that verifies model.sig of a version exported as files."""
+    parsing.check(all_operations()["models.signing_key"], {"model": model})
+    with session.platform() as platform:
+        found = platform.models.signing_key(model)
+    session.show(found, _show_key)
+
+
+def _show_key(found: VersionKey) -> None:
+    print(found.pem, end="")
+
+
 def _exported(made: ModelExport, folder: str, archive: str | None) -> Message:
     packed = "" if archive is None else f", and to {archive}"
     facts = f"{plural(len(made.files), 'file')}, {format_size(made.size_bytes)}"
@@ -168,6 +214,10 @@ def _exported(made: ModelExport, folder: str, archive: str | None) -> Message:
     ]
     if made.to is ExportTarget.EDGE:
         lines.append(f"  next   python {folder}/run.py --verify --key {made.fingerprint}")
+    if made.to is ExportTarget.FILES:
+        lines.append(f"  next   falaj models signing-key {made.version} > falaj.pub")
+        verified = f"model_signing verify key {folder} --signature {folder}/{SIGNATURE_FILE}"
+        lines.append(f"         {verified} --public_key falaj.pub")
     return Message("\n".join(lines))
 
 
@@ -207,13 +257,19 @@ def _show_version(found: ModelVersion) -> None:
             "version": found.reference,
             "format": found.format.value,
             "metrics": format_metrics(found.metrics),
+            "licence": found.licence or "-",
             "run": format_value(found.run),
             "training set": format_value(found.training_set),
             "sources": format_value(found.sources),
+            "hardware": "-" if found.hardware is None else found.hardware.describe(),
+            "packages": str(len(found.packages)) if found.packages else "-",
+            "example": found.example or "-",
+            "code": "-" if found.code is None else found.code.describe(),
             "author": found.author,
             "created": format_value(found.created_at),
             "label": format_value(found.label),
             "signed by": f"key {found.key}",
+            "signed as": found.signed_as.value,
             "id": found.id,
         }
     )
@@ -264,7 +320,13 @@ def _promoted(made: Promotion, given: Given) -> Message:
 @PRESENTATION.message("models.approve")
 def _approved(made: Approval, given: Given) -> Message:
     follow = f"models promote {made.version} --to {made.alias}"
-    return Message(f"{made.version} is approved for {made.alias} by {made.by}", (("next", follow),))
+    gates = () if made.evidence is None else made.evidence.gates
+    sources = dict.fromkeys(source.describe() for each in gates for source in each.sources)
+    words = [
+        f"{made.version} is approved for {made.alias} by {made.by}",
+        *(f"  on {each}" for each in sources),
+    ]
+    return Message("\n".join(map(printable, words)), (("next", follow),))
 
 
 @PRESENTATION.command("approvals")
@@ -286,11 +348,12 @@ def _show_approvals(found: tuple[Approval, ...]) -> None:
             _granted(each),
             "-" if each.appointment is None else format_value(each.appointment.created_by),
             "yes" if each.independent else "no",
+            "-" if each.evidence is None else each.evidence.card_sha256[:12],
             each.comment or "-",
         ]
         for each in found
     ]
-    show_rows(["by", "at", "approver", "user made by", "independent of the author", "comment"], rows)
+    show_rows(["by", "at", "approver", "user made by", "independent of the author", "card", "comment"], rows)
 
 
 def _granted(approval: Approval) -> str:
@@ -312,4 +375,29 @@ def _protected(made: Alias, given: Given) -> Message:
     return Message(words, (("next", f"models approve VERSION --alias {made.alias}"),))
 
 
-PRESENTATION.commands |= {"optimize": optimize}
+@PRESENTATION.message("models.set_gates")
+def _gates_set(made: GateRules, given: Given) -> Message:
+    rules = [*made.metrics, *made.checks]
+    how = "measured" if made.target is None else f"computed for {made.target}"
+    on = "" if made.on is None or not made.metrics else f", {how} on {given['on']}"
+    words = f"{made.alias} has the gates {'; '.join(rules)}{on}" if rules else f"{made.alias} has no gates"
+    follow = (("next", f"models check-gates VERSION --alias {made.alias}"),) if rules else ()
+    return Message(words, follow)
+
+
+@PRESENTATION.message("models.waive_gates")
+def _waived(made: GateWaiver, given: Given) -> Message:
+    gates = "; ".join(each.gate for each in made.gates)
+    words = (
+        f"{made.version} may fail for {made.alias}: {gates}. Waived by {made.by}: {printable(made.reason)}"
+    )
+    return Message(words, (("next", f"models promote {made.version} --to {made.alias}"),))
+
+
+@PRESENTATION.message("models.record_metrics")
+def _measured(made: MetricMeasurement, given: Given) -> Message:
+    return Message(f"{made.version} on {made.on}: {format_metrics(made.metrics)}")
+
+
+PRESENTATION.commands |= {"optimize": optimize, "compose": compose, "card": card, "bom": bom, "diff": diff}
+PRESENTATION.commands |= {"alias": show_alias, "check-gates": check_gates, "evaluate": evaluate}

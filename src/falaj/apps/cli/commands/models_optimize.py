@@ -19,7 +19,7 @@ from falaj.apps.cli.output.job_progress import print_log
 from falaj.apps.cli.output.results import show
 from falaj.apps.cli.output.values import printable
 from falaj.apps.cli.session import Session
-from falaj.control.pipelines.optimization import measuring_words
+from falaj.control.pipelines.students import words_of_job
 from falaj.control.services import all_operations
 from falaj.errors import Conflict, InvalidInput
 from falaj.optimization.budgets import parse_budget
@@ -29,7 +29,7 @@ from falaj.records.sizes import format_size
 from falaj.sdk.platform import Platform
 
 HEADINGS = ("variant", "stage", "µs, 1 row", "rows/s", "batch", "size", "quality", "why")
-JOB = re.compile(measuring_words(r"(job_[0-9a-z]+)"))
+JOB = re.compile(words_of_job(r"(job_[0-9a-z]+)", ""))
 POLL_S = 0.2
 
 Report = Callable[[VariantProgress], None]
@@ -84,6 +84,13 @@ RecipeNames = Annotated[
         "(default: the first five; may be repeated)",
     ),
 ]
+Queue = Annotated[
+    str | None, typer.Option(metavar="QUEUE", help="The queue in which the jobs wait. (default: default)")
+]
+Environment = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="The Python environment of the jobs, such as one with litert-torch."),
+]
 Gpus = Annotated[
     int, typer.Option(metavar="COUNT", help="1: measure on a GPU, too, and compare it with the CPU.")
 ]
@@ -101,6 +108,8 @@ def optimize(
     feature: Columns = None,
     recipe: RecipeNames = None,
     gpus: Gpus = 0,
+    queue: Queue = None,
+    environment: Environment = None,
 ) -> None:
     """Make faster variants of a version, measure them on this hardware, and register those within the budget."""
     given: dict[str, Any] = {"model": model, "gpus": gpus}
@@ -113,6 +122,8 @@ def optimize(
             ("features", tuple(feature or ())),
             ("recipes", tuple(recipe or ())),
             ("budget", _budget(budget, speedup)),
+            ("queue", queue),
+            ("environment", environment),
         )
         if value
     }
@@ -147,8 +158,7 @@ def _follow(session: Session, platform: Platform, work: WorkflowRun) -> Workflow
     """Show the variants while the job runs; Conflict if the work fails."""
     try:
         with _live_table() as report:
-            job = _job_of(platform, work)
-            if job is not None:
+            for job in _jobs_of(platform, work):
                 print_log(platform, job, follow=True, offset=0, to=VariantLines(report))
             *_, ended = platform.workflows.watch(work.id)
     except KeyboardInterrupt:
@@ -160,14 +170,15 @@ def _follow(session: Session, platform: Platform, work: WorkflowRun) -> Workflow
     return ended
 
 
-def _job_of(platform: Platform, work: WorkflowRun) -> str | None:
-    """Return the job of the work once it has one; None if the work ended without."""
+def _jobs_of(platform: Platform, work: WorkflowRun) -> Iterator[str]:
+    """Yield the jobs of the work as it gets to them, until it ends."""
+    seen: set[str] = set()
     while not work.state.ended:
-        if (found := JOB.search(work.doing or "")) is not None:
-            return found[1]
+        if (found := JOB.search(work.doing or "")) is not None and found[1] not in seen:
+            seen.add(found[1])
+            yield found[1]
         time.sleep(POLL_S)
         work = platform.workflows.show(work.id)
-    return None
 
 
 class VariantLines(io.StringIO):

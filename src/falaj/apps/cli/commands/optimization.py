@@ -68,15 +68,18 @@ def print_table(found: Optimization) -> None:
     """Print the request, the Pareto table, why each variant was accepted or refused, and what to serve."""
     report = found.report
     fitted = f", and learned from {report.fitted_rows} others" if report.fitted_rows else ""
+    judged_by = printable(found.held_out or found.data)
     show_fields(
         {
             "model": printable(found.model),
-            "metric": f"{report.metric} of {found.target} on {report.rows} rows of {printable(found.data)}{fitted}",
+            "metric": f"{report.metric} of {found.target} on {report.rows} rows of {judged_by}{fitted}",
+            "held out": _held_out(found),
             "budget": f"{found.budget.speedup:g} times as fast, {format_budget(found.budget)}",
             "host": printable(report.host),
             "instructions": " ".join(report.instruction_set) or "-",
             "gpu": printable(report.gpu) or "-",
             "job": found.job,
+            **({} if found.student is None else {"student": found.student}),
             "created": format_value(found.created_at),
         }
     )
@@ -94,6 +97,17 @@ def print_table(found: Optimization) -> None:
         print(f"{each.recipe} is {each.verdict}: {printable(each.reason)}")
     if found.recommendation is not None:
         print(f"\nrecommended  {printable(found.recommendation.words)}")
+
+
+def _held_out(found: Optimization) -> str:
+    """Say which rows quality was measured on, and their digest."""
+    rows = found.report.held_out
+    if rows is None:
+        return "-"  # stored before it was recorded
+    name = printable(found.held_out or found.data)
+    drawn = "all" if rows.rows == rows.total else f"drawn by seed {rows.seed}"
+    part = "" if rows.part == "held-out set" else f", {rows.part}"
+    return f"{rows.rows} of {rows.total} rows of {name}{part} ({drawn}), sha256 {rows.digest}"
 
 
 def _cells(row: ParetoRow, found: Optimization) -> list[str]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -30,7 +30,11 @@ from falaj.records.control.predictions import (
     PredictionSummary,
 )
 from falaj.records.control.workflows import WorkflowRun
-from falaj.serving.batch_predictions.service import prediction_run
+from falaj.records.registry import FileFormat, ModelVersion
+from falaj.records.serving.ensembles import DOCUMENT, ComposedEnsemble
+from falaj.records.serving.settings import Device
+from falaj.sdk.platform import Platform
+from falaj.serving.batch_predictions.service import prediction_run, require_batchable
 
 PRESENTATION = Presentation(
     help={
@@ -38,8 +42,10 @@ PRESENTATION = Presentation(
         "name": "The name of the blob of the predictions.",
         "columns": "What is kept of the rows, and which outputs are written.",
         "into": "A view that the predictions are added to.",
+        "device": "Where the model runs: auto takes a GPU that the job has, gpu asks for one, cpu uses none.",
         "cpus": "Processors of the job.",
         "gpus": "GPUs of the job.",
+        "retries": "How often a job that failed is tried again; it goes on where it stopped.",
         "queue": "The queue of the job.",
     },
     examples={"columns": '\'{"keep": ["id"]}\''},
@@ -92,6 +98,14 @@ Threads = Annotated[
     int | None,
     typer.Option(metavar="N", min=1, help="Threads, or processors of the job; by default all here."),
 ]
+On = Annotated[
+    Device,
+    typer.Option(
+        "--device",
+        metavar="auto|cpu|gpu",
+        help="Where the model runs: auto is a GPU if there is one, else all cores; gpu fails without one.",
+    ),
+]
 Restart = Annotated[
     bool, typer.Option("--restart", help="Begin anew, and forget what a stopped run has done.")
 ]
@@ -116,12 +130,13 @@ def predict(
     outputs: Outputs = None,
     prefix: Prefix = "",
     threads: Threads = None,
+    device: On = "auto",
     restart: Restart = False,
     overwrite: Overwrite = False,
     job: AsJob = False,
     into: Into = None,
 ) -> None:
-    """Predict the rows of a table with a model version on all cores; the same command goes on where it was stopped."""
+    """Predict the rows of a table on all cores or the GPU; the same command goes on where it was stopped."""
     columns = PredictionColumns(
         features=_names(features),
         keep=None if keep is None else _names(keep),
@@ -129,14 +144,22 @@ def predict(
         prefix=prefix,
     )
     if job or (rows.startswith(STORED) and not Path(rows).exists()):
-        _predict_on_the_platform(session, model, rows, out, columns, into=into, cpus=threads or 1)
+        _predict_on_the_platform(
+            session, model, rows, out, columns, into=into, cpus=threads or 1, device=device
+        )
         return
     if not Path(rows).exists():
         raise NotFound(
             f"there is no file {rows}; a table on the platform is named like view:{Path(rows).stem}"
         )
     done = _predict_here(
-        session, model, Path(rows), Path(out), columns, threads=threads, restart=restart, overwrite=overwrite
+        session,
+        model,
+        Path(rows),
+        Path(out),
+        columns,
+        options={"threads": threads, "restart": restart, "device": device},
+        overwrite=overwrite,
     )
     if session.json:
         show(done, as_json=True)
@@ -155,8 +178,7 @@ def _predict_here(
     out: Path,
     columns: PredictionColumns,
     *,
-    threads: int | None,
-    restart: bool,
+    options: Mapping[str, Any],
     overwrite: bool,
 ) -> PredictionSummary:
     """Fetch the model, and predict in a process without keys. The platform is not needed meanwhile."""
@@ -166,16 +188,40 @@ def _predict_here(
     parsing.check(all_operations()["models.version"], {"model": model})
     with session.platform() as platform:
         version = platform.models.version(model)
-        run = prediction_run(version, columns)
-        content = b"".join(platform.models.read(version.id, run.file))
-    run = run.model_copy(update={"source": str(rows), "threads": threads, "restart": restart})
+        run = prediction_run(version, columns, _steps(platform, version), device=options["device"])
+        content, *others = (
+            b"".join(platform.models.read(version.id, path))
+            for path in (run.file, *(each.path for each in run.others))
+        )
+        steps = {
+            step.version: [b"".join(platform.models.read(step.version, step.file))] for step in run.steps
+        }
+    run = run.model_copy(update={"source": str(rows), **options})
     with ExitStack() as shown:
         report = _reporter(shown, f"{version.reference} predicts {rows.name}")
         try:
-            return predict_files(run, [content], out, overwrite=overwrite, report=report)
+            return predict_files(
+                run,
+                [content],
+                out,
+                others=[[each] for each in others],
+                steps=steps,
+                overwrite=overwrite,
+                report=report,
+            )
         except KeyboardInterrupt:
             print("the prediction is stopped; the same command goes on where it stopped", file=sys.stderr)
             raise
+
+
+def _steps(platform: Platform, version: ModelVersion) -> list[ModelVersion]:
+    """Return the versions that an ensemble consists of; none of any other version."""
+    if version.format is not FileFormat.ENSEMBLE:
+        return []
+    composed = ComposedEnsemble.model_validate_json(b"".join(platform.models.read(version.id, DOCUMENT)))
+    require_batchable(version, [step.name for step in composed.steps if step.lookup is not None])
+    idents = dict.fromkeys(step.version for step in composed.steps if step.version is not None)
+    return [platform.models.version(ident) for ident in idents]
 
 
 def _reporter(shown: ExitStack, what: str) -> Callable[[PredictionProgress], None]:
@@ -201,10 +247,11 @@ def _predict_on_the_platform(
     *,
     into: str | None,
     cpus: int,
+    device: Device,
 ) -> None:
     parsing.check_name("OUT", out, command="predict")
     with session.platform() as platform:
-        work = platform.predict(model, rows, out, columns=columns, into=into, cpus=cpus)
+        work = platform.predict(model, rows, out, columns=columns, into=into, cpus=cpus, device=device)
         ended = follow_work(session, platform, work, "prediction", result="workflows show")
     if session.json:
         show(ended, as_json=True)

@@ -23,6 +23,7 @@ from falaj.apps.model_server.connections import (
 from falaj.apps.model_server.http import responses
 from falaj.apps.model_server.http.compression import CODINGS
 from falaj.apps.model_server.http.exchange import LARGE_RESPONSE_BYTES, HttpExchange
+from falaj.apps.model_server.http.large_bodies import RECEIVED_APART_BYTES, LargeBody
 from falaj.apps.model_server.http.repeated_heads import MAX_DIGITS, RepeatedHead, RepeatedRequest, kept_head
 from falaj.apps.model_server.http.responses import HttpResponse
 from falaj.errors import FalajError, Internal, InvalidInput, TooLarge, Unauthenticated, Unavailable
@@ -34,6 +35,8 @@ KEPT_HEADERS = BODY_HEADERS | {
     *(b"falaj-version", b"falaj-key", b"traceparent"),
 }
 """Headers with a meaning here; each may be given once."""
+CODED_HEADERS = frozenset((b"content-encoding", b"transfer-encoding"))
+"""Headers of a body whose bytes are not those of the request."""
 LISTED_HEADERS = frozenset((b"accept", b"accept-encoding", b"content-type"))
 """Headers that are lists, so that they may be given several times."""
 UNAUTHENTICATED_PATHS = frozenset((b"/v2/health/live", b"/v2/health/ready"))
@@ -237,7 +240,44 @@ class Connection(asyncio.Protocol):
                 self._refuse(_head_too_large(limit), status=431)
             elif self._raw_bytes > limit + self._limits.body_bytes * 9 // 8 + len(data):
                 self._refuse(_too_large(self._limits.body_bytes))
+            else:
+                self._receive_large_body()
         return b""
+
+    def _receive_large_body(self) -> None:
+        """Receive the rest of a large body of binary tensors without the parser, which would copy it."""
+        exchange, headers = self._current, self._headers
+        if exchange is None or not exchange.is_authenticated or CODED_HEADERS & headers.keys():
+            return
+        size = int(headers.get(b"content-length", 0))
+        json_bytes = headers.get(b"inference-header-content-length", b"")
+        if json_bytes.isdigit() and size - exchange.size >= RECEIVED_APART_BYTES:
+            self._parser = httptools.HttpRequestParser(self)
+            tensors_at = int(json_bytes[:MAX_DIGITS])
+            self._set_protocol(LargeBody(self, exchange.body, size, tensors_at=tensors_at))
+
+    def body_arrived(self, size: int) -> bool:
+        if self._current is not None and self._context.shares.take(self._current.holder, size):
+            self._current.size += size
+            return True
+        self._set_protocol(self)
+        if self._current is not None:
+            self._refuse(too_much_held())
+        return False
+
+    def body_complete(self, body: memoryview) -> None:
+        self._set_protocol(self)
+        if self._current is not None:
+            self._current.replace_body(body)
+        self.on_message_complete()
+
+    def _set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        """Let another protocol receive what comes; reading begins anew, as the loop has chosen how when it began."""
+        is_reading = self._transport.is_reading()
+        self._transport.pause_reading()
+        self._transport.set_protocol(protocol)
+        if is_reading:
+            self._transport.resume_reading()
 
     def _parsing_failed(self, error: Exception) -> None:
         cause = error.__context__

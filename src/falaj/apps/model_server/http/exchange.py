@@ -62,7 +62,7 @@ class HttpExchange:
     ) -> None:
         self._writer = writer
         self._headers = headers
-        self._chunks: list[bytes] = []
+        self._chunks: list[bytes | memoryview] = []
         self.method = method
         self.path = path
         self.credential = _bearer(headers.get(b"authorization"))
@@ -87,8 +87,18 @@ class HttpExchange:
         self._chunks.append(body)
         self.size += len(body)
 
+    def replace_body(self, body: memoryview) -> None:
+        """Set the whole body, whose size is counted already."""
+        self._chunks = [body]
+
     @property
     def body(self) -> bytes:
+        whole = self.buffer
+        return whole if isinstance(whole, bytes) else bytes(whole)
+
+    @property
+    def buffer(self) -> bytes | memoryview:
+        """Return the body where it lies; a large one is not copied."""
         if len(self._chunks) > 1:
             self._chunks = [b"".join(self._chunks)]
         return self._chunks[0] if self._chunks else b""

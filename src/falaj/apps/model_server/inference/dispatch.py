@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from hashlib import sha256
 from typing import Any
 from urllib.parse import quote, unquote_to_bytes
 
@@ -48,6 +49,8 @@ NAMING = (MODELS, REPOSITORY, V1_MODELS, PREDICT + b"/")
 LAST_WORDS = frozenset((b"infer", b"ready", b"config", b"stats", b"load", b"unload"))
 LARGE_BODY_BYTES = 256 * 1024
 """Larger bodies are parsed in a thread, to keep the event loop free."""
+DIGESTED_APART_BYTES = 1 << 20
+"""A larger body enters the digest of the audit window by its SHA-256, which a thread computes."""
 LARGE_LOOKUP_BYTES = 4 * 1024
 """So are those whose features are looked up, which takes longer for each value."""
 PARSING_THREADS = 2
@@ -205,8 +208,21 @@ class Dispatcher:
         if exchange.credential is None:
             self._respond_in_public(exchange, target)
             return
+        if exchange.size > DIGESTED_APART_BYTES:
+            self.run_apart(
+                lambda: sha256(exchange.buffer).digest(), partial(self._digested, exchange, target)
+            )
+        else:
+            self._decide(exchange, target, exchange.body)
+
+    def _digested(self, exchange: HttpExchange, target: PathTarget, future: Future[bytes]) -> None:
+        if not exchange.cancelled:
+            self._decide(exchange, target, future.result())
+
+    def _decide(self, exchange: HttpExchange, target: PathTarget, data: bytes) -> None:
+        """Admit a request; `data`, its body or the digest of a large one, goes into the digest of the audit window."""
         credential, endpoint = exchange.credential or "", target.admission_target
-        self.decisions.admit(credential, endpoint, exchange.body, partial(self._admitted, exchange, target))
+        self.decisions.admit(credential, endpoint, data, partial(self._admitted, exchange, target))
 
     def _admitted(
         self, exchange: HttpExchange, target: PathTarget, caller: str, error: FalajError | None

@@ -178,7 +178,17 @@ def join_rows(
     meter: LookupMeter | None = None,
 ) -> JoinedRows:
     """Return the model's input with a row per value of the request's inputs. Raise InvalidInput with all faults."""
-    values = _read(given, join)
+    return join_values(_read(given, join), join, tensor, features, meter)
+
+
+def join_values(
+    values: Mapping[str, Array],
+    join: FeatureJoin,
+    tensor: Tensor,
+    features: FeatureReader,
+    meter: LookupMeter | None = None,
+) -> JoinedRows:
+    """Return the model's input with a row for each of `values`, which have as many. Raise InvalidInput."""
     joined = JoinedRows(join, len(next(iter(values.values()))), tensor)
     for part in join.views:
         _fill(joined, part, features, _keys(part, values))

@@ -185,18 +185,18 @@ def prepare(exchange: HttpExchange, target: PathTarget, caller: str, features: F
     if served is None:
         raise NotFound("unknown endpoint")
     endpoint = served.endpoint.id or served.endpoint.name
-    repeated, body = exchange.repeated, exchange.body
+    repeated = exchange.repeated
     kept = None if repeated is None else repeated.kept
     if isinstance(kept, BodyTemplate):  # with the same head, and so the same length of its JSON
-        array = kept.array_of(body) if kept.target is target else None
+        array = kept.array_of(exchange.body) if kept.target is target else None
         if array is not None:
             facts = (endpoint, "", caller)
             return Prediction(exchange, kept.queue, (array,), facts, target.responders, kept.selection, b"")
     json_bytes = exchange.json_bytes
-    request = read_request(body, json_bytes)
+    request = read_request(exchange.buffer, json_bytes)
     made = prepare_request(request, exchange, target, caller, features)
     if repeated is not None and served.joins.get(made.queue.model.version) is None:
-        repeated.kept = kept_body(body, json_bytes, request, target, made.queue, made.selection)
+        repeated.kept = kept_body(exchange.body, json_bytes, request, target, made.queue, made.selection)
     return made
 
 

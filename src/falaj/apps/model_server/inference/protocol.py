@@ -109,7 +109,7 @@ _flat_marked = msgspec.json.Decoder(list[float | str]).decode
 # ------------------------------------------------------------------------------------------ requests
 
 
-def read_request(body: bytes, json_bytes: int | None) -> InferRequest:
+def read_request(body: bytes | memoryview, json_bytes: int | None) -> InferRequest:
     """Parse `body`: the first `json_bytes` are JSON and the rest binary tensors; None: all is JSON."""
     if json_bytes is not None and json_bytes > len(body):
         raise InvalidInput(f"Inference-Header-Content-Length is {json_bytes}, the body has {len(body)} bytes")

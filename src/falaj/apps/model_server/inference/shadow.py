@@ -23,10 +23,11 @@ import numpy.typing as npt
 from falaj.errors import shorten
 from falaj.records.serving.endpoints import SHADOW
 from falaj.records.serving.shadows import OutputDifference, ShadowCounts
+from falaj.records.serving.statistics import BOUNDS_S
 from falaj.serving.dependencies import PredictedBatch, PredictionSink
 from falaj.serving.deployment_state import ServedEndpoint
 from falaj.serving.runtime.batch_queue import BatchQueue
-from falaj.serving.scores import BOUNDS_S, LARGEST, merge_counts
+from falaj.serving.scores import LARGEST, merge_counts
 
 Array = npt.NDArray[Any]
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from falaj.apps.model_server.inference.shadow import ShadowRunner
 from falaj.apps.model_server.metrics import ServerMetrics, VersionMetrics
+from falaj.apps.model_server.platform.ensembles import open_ensemble
 from falaj.apps.model_server.platform.recorder import PredictionRecorder, PredictionSource, VersionKey
 from falaj.apps.model_server.platform.remote_engine import RemoteEngines
 from falaj.assembly.model_server import gpu_devices, read_online
@@ -21,7 +22,7 @@ from falaj.ports.queries import ArrowTable
 from falaj.records.features import OnlineRows
 from falaj.records.governance.objects import StoredObject
 from falaj.records.monitoring.monitors import WindowRecord
-from falaj.records.registry import ModelFile, ModelVersion
+from falaj.records.registry import FileFormat, ModelFile, ModelVersion
 from falaj.records.serving.endpoints import DeployedEndpoint, LoadProblem, ServedFile
 from falaj.records.serving.settings import MeasuredVersion
 from falaj.records.serving.shadows import ShadowCounts
@@ -31,7 +32,7 @@ from falaj.serving.runtime.engines.opened import ModelContents
 from falaj.serving.runtime.formats import READS_OTHERS
 from falaj.serving.runtime.loading import open_model
 from falaj.serving.runtime.worker import WorkerStarter
-from falaj.serving.validation import require_still_servable
+from falaj.serving.validation import ensemble_parts, require_still_servable
 
 
 class PlatformClient:
@@ -49,9 +50,25 @@ class PlatformClient:
         self._windows = Delivery(self.collector, self._record_windows)
 
     def load(self, file: ServedFile) -> ModelEngine:
-        """Load a registered version, verify its signature and bytes, and open it from memory, or have it by Triton."""
+        """Load a registered version, verify its signature and bytes, and open it from memory, or have it by Triton.
+
+        An ensemble is opened step by step, each as a version of its own.
+        """
+        if file.format is FileFormat.ENSEMBLE:
+            return open_ensemble(file, self._contents(file).model, load=self.load, features=self)
         if file.settings.engine == "triton":
             return self.remote.load(file)
+        serving = self._platform.config.serving
+        return open_model(
+            file,
+            self._contents(file),
+            isolation=serving.isolation,
+            memory_bytes=serving.model_memory,
+            starter=self._starter,
+        )
+
+    def _contents(self, file: ServedFile) -> ModelContents:
+        """Return the verified bytes of a registered version."""
         with acting_as(self._account):
             version = self._services.models.version(str(file.registered))
             models = [each for each in version.files if each.format is version.format]
@@ -60,22 +77,17 @@ class PlatformClient:
                     f"{version.reference} has {len(models)} model files; exactly one is needed to serve it"
                 )
             others = [each for each in version.files if each is not models[0]]
-            contents = ModelContents(
+            return ModelContents(
                 self._read(version, models[0]),
                 {each.path: self._read(version, each) for each in others if version.format in READS_OTHERS},
             )
-        serving = self._platform.config.serving
-        return open_model(
-            file,
-            contents,
-            isolation=serving.isolation,
-            memory_bytes=serving.model_memory,
-            starter=self._starter,
-        )
 
-    def require_servable(self, tx: Transaction, version: StoredObject, served: DeployedEndpoint) -> None:
-        """Raise if a deployed version lost its key, or may no longer lie where it would run."""
-        require_still_servable(self._platform.gate, tx, version, served)
+    def require_servable(
+        self, tx: Transaction, version: StoredObject, opened: ModelVersion, served: DeployedEndpoint
+    ) -> None:
+        """Raise if a deployed version, or a part of it, lost its key, or may no longer lie where it would run."""
+        parts = ensemble_parts(tx, opened)
+        require_still_servable(self._platform.gate, tx, version, served, parts=parts)
         self.remote.require_permitted(version, served)
 
     def _read(self, version: ModelVersion, file: ModelFile) -> bytes:

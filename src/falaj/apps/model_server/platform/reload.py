@@ -18,7 +18,7 @@ from falaj.governance import objects
 from falaj.governance.policy.epochs import current_epoch
 from falaj.ports.metadata import Database, Transaction
 from falaj.records.governance.objects import StoredObject
-from falaj.records.registry import FileFormat
+from falaj.records.registry import FileFormat, ModelVersion
 from falaj.records.serving.endpoints import (
     SHADOW,
     DeployedEndpoint,
@@ -40,8 +40,8 @@ T = TypeVar("T")
 
 POLL_S = 0.2
 
-RequireServable = Callable[[Transaction, StoredObject, DeployedEndpoint], None]
-"""Raises if a version may no longer be served for an endpoint."""
+RequireServable = Callable[[Transaction, StoredObject, ModelVersion, DeployedEndpoint], None]
+"""Raises if a version, or a part of it, may no longer be served for an endpoint."""
 
 
 class ReportVersions(Protocol):
@@ -242,7 +242,7 @@ class DeploymentReloader:
         if found is None:
             raise objects.unknown(ident, "model_version")
         version = self.versions(tx, found)
-        self.servable(tx, found, served)
+        self.servable(tx, found, version, served)
         name = endpoint_path(objects.by_id(tx, found.workspace), version.name)
         is_named = version.format is not FileFormat.ONNX  # which has the names in its file
         return ServedFile(

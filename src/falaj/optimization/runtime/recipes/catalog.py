@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from falaj.optimization.runtime.recipes import half_precision, litert, quantization
-from falaj.optimization.runtime.recipes.recipe_input import RecipeInput, VariantFile, optimize_graph
+from falaj.optimization.runtime.recipes.recipe_input import (
+    RecipeInput,
+    RecipeNotApplicable,
+    VariantFile,
+    optimize_graph,
+)
 from falaj.records.optimization import Recipe
 
 LEARNING: frozenset[Recipe] = frozenset({"int8-static", "prune-structured", "prune-unstructured", "distill"})
@@ -36,10 +41,11 @@ def _prune_unstructured(given: RecipeInput) -> VariantFile:
     return pruning.prune_unstructured(given)
 
 
-def _distill(given: RecipeInput) -> VariantFile:
-    from falaj.optimization.runtime.recipes import distillation
-
-    return distillation.distill(given)
+def _take_student(given: RecipeInput) -> VariantFile:
+    """Take the student that a training job has made of the original."""
+    if given.student is None:
+        raise RecipeNotApplicable(given.no_student or "distillation: no student was trained")
+    return VariantFile(given.student)
 
 
 RECIPES: dict[Recipe, Callable[[RecipeInput], VariantFile]] = {
@@ -50,6 +56,6 @@ RECIPES: dict[Recipe, Callable[[RecipeInput], VariantFile]] = {
     "bf16": half_precision.convert_to_bf16,
     "prune-structured": _prune_structured,
     "prune-unstructured": _prune_unstructured,
-    "distill": _distill,
+    "distill": _take_student,
     "litert": litert.convert_to_litert,
 }

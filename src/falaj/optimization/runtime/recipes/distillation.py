@@ -1,43 +1,129 @@
-"""Distill a model into a smaller network that learns from its predictions and from the target."""
+"""Distill a model into smaller networks that learn from its predictions and from the target.
+
+A training job trains students of several widths on the same batches; the smallest that is good enough is kept.
+"""
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
+
+import numpy as np
 import torch
 from torch import nn
 
+from falaj.optimization.progress import VariantProgress
 from falaj.optimization.runtime.conversion.converted import Array
-from falaj.optimization.runtime.recipes.fine_tuning import MARGIN, fine_tune, torch_predict, training_rows
-from falaj.optimization.runtime.recipes.recipe_input import RecipeInput, RecipeNotApplicable, VariantFile
+from falaj.optimization.runtime.recipes.fine_tuning import (
+    BATCH,
+    MARGIN,
+    TrainingRows,
+    distillation_loss,
+    torch_predict,
+    training_rows,
+)
+from falaj.optimization.runtime.recipes.recipe_input import RecipeInput, RecipeNotApplicable
 
 WIDTHS = (16, 32, 64)
-"""Widths of students, tried from the smallest."""
+"""Widths of students; the smallest that is within the budget is kept."""
 EPOCHS = 60
+MOST_STEPS = 20_000
+MOST_NUMBERS = 2_000_000_000
+"""Numbers that students are shown altogether: some minutes on one core."""
 RATE = 4e-3
 LARGEST_TOKEN = 1 << 16
 
 
-def distill(given: RecipeInput) -> VariantFile:
-    """Return the smallest student that is within the budget on rows that training does not see."""
-    rows = training_rows(given)
-    students: list[tuple[float, nn.Module]] = []
-    for width in WIDTHS:
-        torch.manual_seed(given.seed)
-        student = make_student(rows.trained.features, rows.teacher, width=width, outputs=_outputs(given))
-        seconds = given.training_s / len(WIDTHS)
-        fine_tune(student, rows, seconds=seconds, epochs=EPOCHS, rate=RATE, seed=given.seed)
-        student.eval()
-        worse = rows.shortfall(torch_predict(student), given)
-        given.log(f"distill: a student of width {width} is {worse:.4g} worse")
-        students.append((worse, student))
-        if worse <= MARGIN * given.budget.worse:
-            return VariantFile(given.export(student))
-    least, best = min(students, key=lambda each: each[0])
-    if least <= given.budget.worse:
-        return VariantFile(given.export(best))
-    raise RecipeNotApplicable(
-        f"distillation: no student reaches the budget; the best one's {rows.evaluator.metric} is {least:.4g} "
-        f"worse than the original's on rows to check by, and the budget is {given.budget.worse:.4g}"
-    )
+@dataclass(frozen=True)
+class KeptStudent:
+    """The student that was chosen: its width, how much worse it is on rows to check by, and its ONNX file."""
+
+    width: int
+    worse: float
+    content: bytes
+
+
+class Distillation:
+    """Students of a model, and what their training needs: the data, the loss, its length, and how they are judged."""
+
+    def __init__(self, given: RecipeInput) -> None:
+        self._given = given
+        if len(given.rows) == 1:
+            raise RecipeNotApplicable("distillation: there is one row to learn from, and none to check by")
+        self._rows = training_rows(given)
+        self.students = StudentLadder(given, self._rows)
+        self._loss = distillation_loss(given.evaluator, self._rows.trained.target)
+
+    @property
+    def data(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The rows, and for each the target beside what the original predicts."""
+        rows, teacher = self._rows.trained, self._rows.teacher
+        wanted = np.column_stack([rows.target, teacher.reshape(len(teacher), -1)]).astype(np.float32)
+        return torch.from_numpy(rows.features), torch.from_numpy(wanted)
+
+    @property
+    def steps(self) -> int:
+        """The steps of the training; they depend on the rows alone, so that a resumed training is the same."""
+        rows = self._rows.trained.features
+        numbers = BATCH * int(np.prod(rows.shape[1:]))
+        return max(1, min(EPOCHS * math.ceil(len(rows) / BATCH), MOST_STEPS, MOST_NUMBERS // numbers))
+
+    def loss(self, made: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+        """Return the sum of the students' losses: each learns as if it were alone."""
+        target, teacher = wanted[:, 0], wanted[:, 1:]
+        if self._rows.teacher.ndim == 1:
+            teacher = teacher[:, 0]
+        each = [self._loss(part.reshape(teacher.shape), target, teacher) for part in made.unbind(dim=1)]
+        return torch.stack(each).sum()
+
+    def evaluate(self, _: nn.Module) -> float:
+        """Return by how much the best student is worse than the original on rows to check by, and report it."""
+        width, worse = min(self._shortfalls().items(), key=lambda item: item[1])
+        words = f"the student of width {width} is {worse:.4g} worse"
+        self._given.log(VariantProgress(name="distill", stage="training", reason=words).line())
+        return worse
+
+    def choose(self) -> KeptStudent:
+        """Return the smallest student well within the budget, or the best. Raise RecipeNotApplicable if none is."""
+        self.students.eval()
+        found, budget = self._shortfalls(), self._given.budget
+        good = [width for width, worse in found.items() if worse <= MARGIN * budget.worse]
+        width = good[0] if good else min(found, key=lambda each: found[each])
+        if not found[width] <= budget.worse:
+            raise RecipeNotApplicable(
+                f"distillation: no student reaches the budget; the best one's {self._given.evaluator.metric} is "
+                f"{found[width]:.4g} worse than the original's on rows to check by, and the budget is "
+                f"{budget.worse:.4g}"
+            )
+        return KeptStudent(width, found[width], self._given.export(self.students.of_width(width)))
+
+    def _shortfalls(self) -> dict[int, float]:
+        """Return by how much each student is worse, by width from the smallest; infinity if it predicts no number."""
+        found = {}
+        for width in self.students.widths:
+            worse = self._rows.shortfall(torch_predict(self.students.of_width(width)), self._given)
+            found[width] = worse if math.isfinite(worse) else math.inf
+        return found
+
+
+class StudentLadder(nn.Module):
+    """Students from the narrowest to the widest, which share their rows and nothing else."""
+
+    def __init__(self, given: RecipeInput, rows: TrainingRows) -> None:
+        super().__init__()
+        self.widths = WIDTHS
+        self.students = nn.ModuleList()
+        for width in WIDTHS:
+            torch.manual_seed(given.seed)
+            self.students.append(
+                make_student(rows.trained.features, rows.teacher, width=width, outputs=_outputs(given))
+            )
+
+    def of_width(self, width: int) -> nn.Module:
+        return self.students[self.widths.index(width)]
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return torch.stack([each(rows).reshape(len(rows), -1) for each in self.students], dim=1)
 
 
 def _outputs(given: RecipeInput) -> str:

@@ -83,7 +83,7 @@ def fine_tune(
     inputs = torch.from_numpy(rows.trained.features)
     target = torch.from_numpy(rows.trained.target).float()
     teacher = torch.from_numpy(rows.teacher).float()
-    objective = _objective(rows.evaluator, rows.trained.target)
+    objective = distillation_loss(rows.evaluator, rows.trained.target)
     weights = [each for each in model.parameters() if each.requires_grad]
     optimizer = torch.optim.Adam(weights, lr=rate)
     steps, began, number = epochs * math.ceil(len(inputs) / BATCH), time.monotonic(), 0
@@ -116,7 +116,7 @@ def torch_predict(model: nn.Module) -> Callable[[Array], Array]:
     return predict
 
 
-def _objective(evaluator: QualityEvaluator, target: Array) -> Callable[[Any, Any, Any], torch.Tensor]:
+def distillation_loss(evaluator: QualityEvaluator, target: Array) -> Callable[[Any, Any, Any], torch.Tensor]:
     """Return the loss of predictions given the target and the original's predictions."""
     if evaluator.kind == "number" or not evaluator.probabilities:
         scale = float(np.var(target)) or 1.0

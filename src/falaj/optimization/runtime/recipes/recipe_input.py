@@ -49,6 +49,9 @@ class RecipeInput:
     seed: int = 0
     training_s: float = 60.0
     """Seconds for which a recipe may train, altogether."""
+    student: bytes | None = None
+    """The ONNX file of a student that a training job has made, or `no_student`, the reason why there is none."""
+    no_student: str = ""
     log: Callable[[str], None] = print
 
     @cached_property

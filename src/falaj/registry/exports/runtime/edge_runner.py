@@ -11,6 +11,7 @@ ai-edge-litert. It opens no connection. Exit status: 0 done, 1 refused or failed
 from __future__ import annotations
 
 import argparse
+import base64
 import csv
 import hashlib
 import importlib
@@ -25,9 +26,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-EXPORT_DOMAIN = b"falaj model export v1\n"
-MANIFEST_DOMAIN = b"falaj model manifest v1\n"
-UNLISTED = {"export.json", "signatures.json"}
+PAYLOAD_TYPE = "application/vnd.in-toto+json"
+PREDICATE_TYPE = "https://model_signing/signature/v1.0"
 LARGEST_TEXT = 64 << 20
 CHUNK_BYTES = 1 << 20
 MOST_FAULTS = 20
@@ -41,85 +41,91 @@ class BundleError(Exception):
         super().__init__("\n".join([where, *(f"  {name:<8} {words}" for name, words in rows if words)]))
 
 
-# ------------------------------------------------------------------------------------- Ed25519 (RFC 8032)
+# --------------------------------------------------------------------------- ECDSA on P-256 (FIPS 186-5)
 
-P = 2**255 - 19
-L = 2**252 + 27742317777372353535851937790883648493
-D = -121665 * pow(121666, P - 2, P) % P
-ROOT_OF_MINUS_1 = pow(2, (P - 1) // 4, P)
+P = 2**256 - 2**224 + 2**192 + 2**96 - 1
+N = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
+B = 0x5AC635D8AA3A93E7B3EBBD55769886BC651D06B0CC53B0F63BCE3C3E27D2604B
+KEY_PREFIX = bytes.fromhex("3059301306072a8648ce3d020106082a8648ce3d03010703420004")
+"""How the DER of a public key of P-256 begins; its two coordinates follow."""
 
-Point = tuple[int, int, int, int]
-"""X, Y, Z and T of extended coordinates: x = X/Z, y = Y/Z, xy = T/Z."""
-NEUTRAL: Point = (0, 1, 1, 0)
+Point = tuple[int, int, int]
+"""X, Y and Z of Jacobian coordinates: x = X/Z², y = Y/Z³; Z is 0 at infinity."""
+INFINITY: Point = (1, 1, 0)
+GENERATOR: Point = (
+    0x6B17D1F2E12C4247F8BCE6E563A440F277037D812DEB33A0F4A13945D898C296,
+    0x4FE342E2FE1A7F9B8EE7EB4A7C0F9E162BCE33576B315ECECBB6406837BF51F5,
+    1,
+)
 
 
 def is_signed(public_key: bytes, message: bytes, signature: bytes) -> bool:
-    """Tell whether `signature` is that of `message` by `public_key`.
+    """Tell whether `signature` (DER) is that of `message` by `public_key` (DER), with SHA-256.
 
-    Refused besides: S that is not below the order of the group, encodings that are not canonical, and keys of a small
-    order, under which one signature would hold for every message.
+    Refused besides: points that are not on the curve, numbers outside of the group, and DER that can be shorter.
     """
-    if len(public_key) != 32 or len(signature) != 64:
+    key, numbers = _decode_key(public_key), _decode_signature(signature)
+    if key is None or numbers is None or not all(0 < number < N for number in numbers):
         return False
-    key, s = _decode(public_key), int.from_bytes(signature[32:], "little")
-    if key is None or s >= L or _is_small(key):
-        return False
-    digest = hashlib.sha512(signature[:32] + public_key + message).digest()
-    k = int.from_bytes(digest, "little") % L
-    negated = (P - key[0], key[1], key[2], P - key[3])
-    return _encode(_add(_multiply(s, GENERATOR), _multiply(k, negated))) == signature[:32]
+    r, s = numbers
+    inverse = pow(s, -1, N)
+    digest = int.from_bytes(hashlib.sha256(message).digest(), "big")
+    x, _, z = _add(_multiply(digest * inverse % N, GENERATOR), _multiply(r * inverse % N, key))
+    return z != 0 and x * pow(z, -2, P) % P % N == r
 
 
-def _decode(data: bytes) -> Point | None:
-    value = int.from_bytes(data, "little")
-    sign, y = value >> 255, value & ((1 << 255) - 1)
-    if y >= P:
+def _decode_key(data: bytes) -> Point | None:
+    if len(data) != len(KEY_PREFIX) + 64 or not data.startswith(KEY_PREFIX):
         return None
-    x = _root((y * y - 1) * pow(D * y * y + 1, P - 2, P) % P)
-    if x is None or (x == 0 and sign):
+    x, y = (int.from_bytes(data[start : start + 32], "big") for start in (len(KEY_PREFIX), len(data) - 32))
+    return (x, y, 1) if x < P and y < P and (y * y - (x * x * x - 3 * x + B)) % P == 0 else None
+
+
+def _decode_signature(data: bytes) -> tuple[int, int] | None:
+    """Return r and s of a sequence of two integers, in the one encoding that DER permits."""
+    if not 8 <= len(data) <= 72:
         return None
-    x = P - x if x & 1 != sign else x
-    return (x, y, 1, x * y % P)
+    r, s = (int.from_bytes(each, "big") for each in (data[4 : 4 + data[3]], data[6 + data[3] :]))
+    content = _integer(r) + _integer(s)
+    return (r, s) if data == b"\x30" + bytes([len(content)]) + content else None
 
 
-def _root(square: int) -> int | None:
-    x = pow(square, (P + 3) // 8, P)
-    if (x * x - square) % P:
-        x = x * ROOT_OF_MINUS_1 % P
-    return x if (x * x - square) % P == 0 else None
-
-
-def _encode(point: Point) -> bytes:
-    inverse = pow(point[2], P - 2, P)
-    x, y = point[0] * inverse % P, point[1] * inverse % P
-    return (y | (x & 1) << 255).to_bytes(32, "little")
+def _integer(number: int) -> bytes:
+    data = number.to_bytes(number.bit_length() // 8 + 1, "big")
+    return b"\x02" + bytes([len(data)]) + data
 
 
 def _add(one: Point, other: Point) -> Point:
-    a = (one[1] - one[0]) * (other[1] - other[0]) % P
-    b = (one[1] + one[0]) * (other[1] + other[0]) % P
-    c = 2 * one[3] * other[3] * D % P
-    d = 2 * one[2] * other[2] % P
-    e, f, g, h = b - a, d - c, d + c, b + a
-    return (e * f % P, g * h % P, f * g % P, e * h % P)
+    if not one[2] or not other[2]:
+        return other if not one[2] else one
+    z1, z2 = one[2] ** 2 % P, other[2] ** 2 % P
+    u1, u2 = one[0] * z2 % P, other[0] * z1 % P
+    s1, s2 = one[1] * z2 * other[2] % P, other[1] * z1 * one[2] % P
+    if u1 == u2:
+        return _double(one) if s1 == s2 else INFINITY
+    h, r = u2 - u1, s2 - s1
+    h3, v = h * h * h % P, u1 * h * h % P
+    x = (r * r - h3 - 2 * v) % P
+    return (x, (r * (v - x) - s1 * h3) % P, h * one[2] * other[2] % P)
+
+
+def _double(point: Point) -> Point:
+    x, y, z = point
+    if not z or not y:
+        return INFINITY
+    y2, z2 = y * y % P, z * z % P
+    slope, s = 3 * (x - z2) * (x + z2) % P, 4 * x * y2 % P
+    doubled = (slope * slope - 2 * s) % P
+    return (doubled, (slope * (s - doubled) - 8 * y2 * y2) % P, 2 * y * z % P)
 
 
 def _multiply(times: int, point: Point) -> Point:
-    total = NEUTRAL
+    total = INFINITY
     while times:
         if times & 1:
             total = _add(total, point)
-        point, times = _add(point, point), times >> 1
+        point, times = _double(point), times >> 1
     return total
-
-
-def _is_small(point: Point) -> bool:
-    """Tell whether the order of the point divides eight: eight times it is the neutral element."""
-    x, y, z, _ = _multiply(8, point)
-    return x % P == 0 and (y - z) % P == 0
-
-
-GENERATOR = _decode((4 * pow(5, P - 2, P) % P).to_bytes(32, "little")) or NEUTRAL
 
 
 # ------------------------------------------------------------------------------------------ verification
@@ -135,28 +141,23 @@ class Bundle(NamedTuple):
 
 
 def open_bundle(folder: Path, *, key: str | None) -> Bundle:
-    """Verify the signatures and every file of a bundle. `key` is the fingerprint that its signer must have."""
-    signatures, record = _json(folder, "signatures.json"), _bytes(folder, "export.json")
-    try:
-        public_key = bytes.fromhex(signatures["public_key"])
-        made = {name: bytes.fromhex(signatures[name]) for name in ("export", "manifest")}
-    except (KeyError, TypeError, ValueError):
-        raise damaged("signatures.json", "no public key and signatures in hex") from None
-    fingerprint = hashlib.sha256(public_key).hexdigest()
+    """Verify the signature and every file of a bundle. `key` is the fingerprint that its signer must have."""
+    pem = _bytes(folder, "model.pub")
+    fingerprint = hashlib.sha256(pem).hexdigest()
     if key is not None and fingerprint != key:
-        fix = (
-            "export the model again from the platform that you trust, or give the fingerprint that it printed"
-        )
-        raise BundleError("signatures.json", f"the key {fingerprint}", f"the key {key}", fix)
-    if not is_signed(public_key, EXPORT_DOMAIN + record, made["export"]):
+        fix = "export it again from the platform that you trust, or give the fingerprint that it printed"
+        raise BundleError("model.pub", f"the key {fingerprint}", f"the key {key}", fix)
+    signed = _signed_files(_bytes(folder, "model.sig"), pem)
+    record = _bytes(folder, "export.json")
+    if signed.get("export.json") != hashlib.sha256(record).hexdigest():
         raise damaged("export.json", "a list of files that this key has not signed")
     export = _parsed("export.json", record)
     files = {each["path"]: each for each in export["files"]}
-    _require_only(folder, set(files) | UNLISTED)
-    manifest = _checked(folder, files, "manifest.json")
-    if not is_signed(public_key, MANIFEST_DOMAIN + manifest, made["manifest"]):
-        raise damaged("manifest.json", "a manifest that this key has not signed")
-    _require_same_files(_parsed("manifest.json", manifest), files)
+    listed = {path: each["sha256"] for path, each in files.items()}
+    if listed | {"export.json": signed["export.json"]} != signed:
+        raise damaged("model.sig", "a signature of other files than export.json lists")
+    _require_only(folder, {*signed, "model.sig"})
+    _require_same_files(_parsed("manifest.json", _checked(folder, files, "manifest.json")), files)
     signature = _parsed("signature.json", _checked(folder, files, "signature.json"))
     model = b""
     for path in files:
@@ -165,6 +166,24 @@ def open_bundle(folder: Path, *, key: str | None) -> Bundle:
         else:
             _check(folder, files, path)
     return Bundle(export, signature, model, fingerprint)
+
+
+def _signed_files(bundle: bytes, pem: bytes) -> dict[str, str]:
+    """Return the SHA-256 of each file that model.sig, in the format of OpenSSF model signing, signs by this key."""
+    try:
+        envelope = json.loads(bundle)["dsseEnvelope"]
+        payload = base64.b64decode(envelope["payload"], validate=True)
+        signature = base64.b64decode(envelope["signatures"][0]["sig"], validate=True)
+        _, *lines, _ = pem.decode("ascii").strip().split("\n")
+        message = b"DSSEv1 %d %s %d %s" % (len(PAYLOAD_TYPE), PAYLOAD_TYPE.encode(), len(payload), payload)
+        if not is_signed(base64.b64decode("".join(lines), validate=True), message, signature):
+            raise damaged("model.sig", "a signature that is not by the key in model.pub")
+        statement = json.loads(payload)
+        if statement["predicateType"] != PREDICATE_TYPE:
+            raise damaged("model.sig", "a signature of something that is no model")
+        return {each["name"]: each["digest"] for each in statement["predicate"]["resources"]}
+    except (ValueError, KeyError, TypeError, IndexError, RecursionError):
+        raise damaged("model.sig", "no signature of a model, or model.pub is no public key") from None
 
 
 def damaged(where: str, given: str) -> BundleError:
@@ -233,10 +252,6 @@ def _bytes(folder: Path, path: str, *, limit: int = LARGEST_TEXT) -> bytes:
         raise damaged(path, f"a file that cannot be read ({error.strerror})") from None
 
 
-def _json(folder: Path, path: str) -> dict[str, Any]:
-    return _parsed(path, _bytes(folder, path))
-
-
 def _parsed(path: str, content: bytes) -> dict[str, Any]:
     try:
         found = json.loads(content)
@@ -260,7 +275,7 @@ def require_pinned(pin: Path, fingerprint: str) -> str:
     pinned = pin.read_text().strip()
     if pinned != fingerprint:
         fix = f"if the platform's key was changed on purpose, remove {pin}"
-        raise BundleError("signatures.json", f"the key {fingerprint}", f"the pinned key {pinned}", fix)
+        raise BundleError("model.pub", f"the key {fingerprint}", f"the pinned key {pinned}", fix)
     return f"pinned in {pin}"
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -27,7 +27,10 @@ FIX_DRIFT = "write it with the same types as the other files, then run the same 
 
 @dataclass(frozen=True)
 class InputFile:
-    """A Parquet file: its name in the input, its rows, and a fingerprint that changes with its content."""
+    """A Parquet file: its name in the input, its rows, and a fingerprint that changes with its content.
+
+    `group_digests` are those of the bytes of its row groups, if it is a copy that each attempt at a job makes anew.
+    """
 
     path: Path
     name: str
@@ -36,6 +39,15 @@ class InputFile:
     fingerprint: str
     schema: Any
     constants: Mapping[str, Any] = field(default_factory=dict)
+    group_digests: tuple[str, ...] = ()
+
+
+class RowSource(NamedTuple):
+    """Rows that were written together, and a mark that changes with them: a file, or a row group of a copy."""
+
+    name: str
+    mark: str
+    rows: int
 
 
 @dataclass(frozen=True)
@@ -49,6 +61,20 @@ class InputTable:
     @property
     def rows(self) -> int:
         return sum(each.rows for each in self.files)
+
+    def sources(self) -> list[RowSource]:
+        """Return where the rows come from, in their order; what has no row is left out."""
+        found: list[RowSource] = []
+        for file in self.files:
+            if file.group_digests:
+                groups = zip(file.group_digests, file.group_rows, strict=True)
+                found += [
+                    RowSource(f"{file.name}, row group {number}", digest, rows)
+                    for number, (digest, rows) in enumerate(groups)
+                ]
+            else:
+                found.append(RowSource(file.name, file.fingerprint, file.rows))
+        return [each for each in found if each.rows]
 
     def place(self, row: int) -> str:
         """Return the file and the row group that hold `row`, in words."""
@@ -80,6 +106,17 @@ def open_input(path: Path, folders: TableFolders, *, version: int | None = None)
             str(path), given="a folder without *.parquet", allowed="Parquet files, or a Delta table"
         )
     return InputTable(tuple(files), files[0].schema)
+
+
+def open_copy(path: Path) -> InputTable:
+    """Open a Parquet file that was copied for this process alone: its row groups are known by their bytes."""
+    file = _opened(path, path.name, {})
+    try:
+        digests = _group_digests(path)
+    except UNREADABLE as error:
+        given = shorten(_first_line(error), limit=300)
+        raise InvalidInput.at(path.name, given=given, allowed="rows that can be read") from None
+    return InputTable((replace(file, group_digests=digests),), file.schema)
 
 
 def require_one_schema(table: InputTable, columns: Sequence[str]) -> None:
@@ -160,7 +197,10 @@ def _file_batches(
     done = 0
     try:
         _require_unchanged(file)
-        with pq.ParquetFile(file.path, buffer_size=READ_BYTES, arrow_extensions_enabled=False) as source:
+        # with `pre_buffer`, a reader keeps the bytes of every row group that it has read
+        with pq.ParquetFile(
+            file.path, buffer_size=READ_BYTES, pre_buffer=False, arrow_extensions_enabled=False
+        ) as source:
             groups = list(range(first, len(file.group_rows)))
             for batch in source.iter_batches(batch_rows, row_groups=groups, columns=there, use_threads=True):
                 dropped = min(skipped, batch.num_rows)
@@ -277,6 +317,26 @@ def _fingerprint(path: Path, metadata: Any) -> str:
         size = min(metadata.serialized_size + 8, found.st_size)
         footer = os.pread(opened.fileno(), size, found.st_size - size)
     return f"{found.st_size}-{found.st_mtime_ns}-{hashlib.sha256(footer).hexdigest()[:16]}"
+
+
+def _group_digests(path: Path) -> tuple[str, ...]:
+    """Return a digest of the bytes of each row group."""
+    metadata = pq.read_metadata(path)
+    found = []
+    with open(path, "rb") as opened:
+        for number in range(metadata.num_row_groups):
+            group, digest = metadata.row_group(number), hashlib.sha256()
+            for column in range(group.num_columns):
+                chunk = group.column(column)
+                opened.seek(
+                    min(chunk.dictionary_page_offset or chunk.data_page_offset, chunk.data_page_offset)
+                )
+                left = chunk.total_compressed_size
+                while left > 0 and (piece := opened.read(min(left, READ_BYTES))):
+                    digest.update(piece)
+                    left -= len(piece)
+            found.append(digest.hexdigest())
+    return tuple(found)
 
 
 def _rows_before(table: InputTable, file: InputFile) -> int:

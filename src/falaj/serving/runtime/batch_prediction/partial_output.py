@@ -16,7 +16,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple, Protocol
 
 from falaj.errors import Conflict, Damaged, Unavailable
 from falaj.serving.runtime.batch_prediction.parquet_footers import MAGIC, TAIL_BYTES, footer_of, joined_footer
@@ -24,6 +24,45 @@ from falaj.serving.runtime.batch_prediction.parquet_footers import MAGIC, TAIL_B
 DATA, JOURNAL, LOCK = "data", "journal", "lock"
 FORMAT = 1
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class CountedOutput(NamedTuple):
+    """What of an unfinished output counts: its rows, and the lengths of its files up to there."""
+
+    rows: int
+    data_bytes: int
+    journal_bytes: int
+
+
+class OutputKeeper(Protocol):
+    """Keeps what of an unfinished output counts in another place as well, so that another process can go on there."""
+
+    def begin(self, rows: int) -> None:
+        """Note that the run goes on behind so many rows, which are not always those that were kept."""
+        ...
+
+    def offer(self, counted: CountedOutput, *, total: int) -> None:
+        """Keep the output if it is time for that; `total` are the rows of the whole."""
+        ...
+
+    def keep(self, counted: CountedOutput) -> None:
+        """Keep the output now: the run ends."""
+        ...
+
+    def is_stopping(self) -> bool:
+        """Return whether the run is to end."""
+        ...
+
+
+class KeptHere:
+    """The output is in its folder, and nowhere else."""
+
+    def begin(self, rows: int) -> None: ...
+    def offer(self, counted: CountedOutput, *, total: int) -> None: ...
+    def keep(self, counted: CountedOutput) -> None: ...
+
+    def is_stopping(self) -> bool:
+        return False
 
 
 class PartialOutput:
@@ -77,6 +116,18 @@ class PartialOutput:
         except OSError as error:
             self._journal.truncate(0)
             raise self._failed(error) from None
+
+    def forget(self) -> None:
+        """Begin anew: nothing of the earlier run counts."""
+        self.rows, self.header, self.files = 0, {}, []
+        self._footers, self._uncounted, self._size = [], [], len(MAGIC)
+        for file, length in ((self._journal, 0), (self._data, self._size)):
+            file.truncate(length)
+            file.seek(length)
+
+    def counted(self) -> CountedOutput:
+        """Return what counts, after a `commit`."""
+        return CountedOutput(self.rows, self._size, self._journal.tell())
 
     def append(self, part: memoryview, *, rows: int, files: Sequence[tuple[str, str]]) -> None:
         """Write the row groups of a part, a whole Parquet file. It counts after the next `commit`.

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
 from math import prod
@@ -28,13 +29,20 @@ from falaj.serving.runtime.batch_prediction.column_binding import ColumnPlan, Un
 from falaj.serving.runtime.batch_prediction.input_tables import (
     TEXT_BYTES,
     InputTable,
+    RowSource,
+    open_copy,
     open_input,
     plain_type,
     read_parts,
     require_one_schema,
     row_bytes,
 )
-from falaj.serving.runtime.batch_prediction.partial_output import PartialOutput, open_partial
+from falaj.serving.runtime.batch_prediction.partial_output import (
+    KeptHere,
+    OutputKeeper,
+    PartialOutput,
+    open_partial,
+)
 from falaj.serving.runtime.engine import LONGEST_S, QUICK_S, ModelEngine
 from falaj.serving.tensors import NUMPY
 
@@ -50,18 +58,41 @@ PART_BYTES = 64 << 20
 """A part is a row group of the output: so many rows, or fewer where they are wide."""
 COMMIT_S = 1.0
 """A killed run repeats about so much work."""
+STOP_S = 0.2
+"""A run notices so soon that it is to stop."""
 COMPRESSION = "snappy"
 
 
+class RunStopped(Exception):
+    """The run was asked to stop; what it had done counts."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__(f"stopped after row {rows}")
+        self.rows = rows
+
+
 def predict(
-    run: PredictionRun, engine: ModelEngine, *, folder: Path, folders: TableFolders, report: Report
+    run: PredictionRun,
+    engine: ModelEngine,
+    *,
+    folder: Path,
+    folders: TableFolders,
+    report: Report,
+    keeper: OutputKeeper = KeptHere(),  # noqa: B008 - it has no state
 ) -> PredictionSummary:
-    """Predict the rows of a table into the file `data` of `folder`, from where an earlier run stopped."""
+    """Predict the rows of a table into the file `data` of `folder`, from where an earlier run stopped.
+
+    RunStopped once `keeper` is to stop: the runs of the model that go on then are not waited for.
+    """
     began = time.monotonic()
     threads = run.threads or len(os.sched_getaffinity(0))
     with open_partial(folder, restart=run.restart) as output:
-        table = open_input(Path(run.source), folders, version=output.header.get("delta_version"))
+        if run.is_staged:
+            table = open_copy(Path(run.source))
+        else:
+            table = open_input(Path(run.source), folders, version=output.header.get("delta_version"))
         plan = plan_columns(engine.model, run.tensors, table.schema, run.columns)
+        _require_unseen(run, plan)
         outputs = _outputs(engine.model, run.columns.outputs)
         encoder = PartEncoder(engine, plan, outputs, run, table.schema, row_bytes(table, plan.read))
         require_one_schema(table, plan.read)
@@ -69,8 +100,9 @@ def predict(
             folders.require_storable(encoder.schema)
         _require_same_run(run, table, output, encoder)
         resumed = output.rows
+        keeper.begin(resumed)
         report(PredictionProgress(rows=resumed, total=table.rows, resumed=resumed))
-        _predict_rest(table, encoder, output, threads=threads, report=report)
+        _predict_rest(table, encoder, output, threads=threads, report=report, keeper=keeper)
         if not table.rows:
             output.append(encoder.empty(), rows=0, files=())
         output.finish()
@@ -83,22 +115,47 @@ def predict(
     )
 
 
+def _require_unseen(run: PredictionRun, plan: ColumnPlan) -> None:
+    """Raise InvalidInput if a model that is evaluated takes the column that it is to predict."""
+    if any(run.target in each.columns for each in plan.tensors):
+        raise InvalidInput.at(
+            "target",
+            given=f"{run.target}, which {run.model} takes as an input",
+            allowed="a column that the model does not get to see",
+        )
+
+
 def _require_same_run(
     run: PredictionRun, table: InputTable, output: PartialOutput, encoder: PartEncoder
 ) -> None:
-    """Begin a run, or raise Conflict if the earlier one was of another model, other columns or other rows."""
+    """Begin a run, or raise Conflict if the earlier one was of another model, other columns or other rows.
+
+    A job begins anew instead: nobody is there to decide.
+    """
     header = {
         "model": run.model,
         "sha256": run.sha256,
-        "source": run.source,
+        "source": Path(run.source).name if run.is_staged else run.source,
         "delta_version": table.version,
         "columns": run.columns.model_dump(mode="json"),
         "schema": hashlib.sha256(encoder.schema.serialize().to_pybytes()).hexdigest(),
         "part_rows": encoder.part_rows,
     }
+    if output.header and run.is_staged:
+        try:
+            _require_same(run, table, output, header)
+        except Conflict as error:
+            print(f"{error.message.partition('; --restart')[0]}: it begins anew", file=sys.stderr, flush=True)
+            output.forget()
     if not output.header:
         output.begin(header)
         return
+    _require_same(run, table, output, header)
+
+
+def _require_same(
+    run: PredictionRun, table: InputTable, output: PartialOutput, header: dict[str, Any]
+) -> None:
     stopped = f"an earlier run of {output.header['model']} stopped after row {output.rows}"
     fix = "--restart begins anew"
     if (output.header["model"], output.header["sha256"]) != (run.model, run.sha256):
@@ -109,7 +166,7 @@ def _require_same_run(
     for name, words in (("source", "another input"), ("columns", "other columns"), ("schema", "other types")):
         if output.header[name] != header[name]:
             raise Conflict(f"{stopped}, with {words} than this one; {fix}")
-    now = [[file.name, file.fingerprint] for file in table.files if file.rows]
+    now = [[each.name, each.mark] for each in table.sources()]
     if output.files != now[: len(output.files)]:
         changed = next(
             (was[0] for was, found in zip(output.files, now, strict=False) if was != found), "the input"
@@ -118,27 +175,36 @@ def _require_same_run(
 
 
 def _predict_rest(
-    table: InputTable, encoder: PartEncoder, output: PartialOutput, *, threads: int, report: Report
+    table: InputTable,
+    encoder: PartEncoder,
+    output: PartialOutput,
+    *,
+    threads: int,
+    report: Report,
+    keeper: OutputKeeper,
 ) -> None:
     """Predict the rows that are left: at most two parts for each thread are in memory."""
-    resumed, committed_at = output.rows, time.monotonic()
+    resumed, committed_at, sources = output.rows, time.monotonic(), table.sources()
     parts = read_parts(table, encoder.plan.read, start=output.rows, part_rows=output.header["part_rows"])
-    with ThreadPoolExecutor(threads, thread_name_prefix="predict") as pool:
-        try:
-            for started in _in_order(pool, encoder, parts, first_row=output.rows, most=2 * threads):
-                part = _result(table, started)
-                output.append(
-                    memoryview(part.content), rows=part.rows, files=_files(table, output.rows, part.rows)
-                )
-                if time.monotonic() - committed_at >= COMMIT_S:
-                    output.commit()
-                    committed_at = time.monotonic()
-                report(PredictionProgress(rows=output.rows, total=table.rows, resumed=resumed))
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            with suppress(FalajError):  # the first error says what is wrong
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="predict")
+    try:
+        for started in _in_order(pool, encoder, parts, first_row=output.rows, most=2 * threads):
+            part = _result(table, started, keeper)
+            output.append(
+                memoryview(part.content), rows=part.rows, files=_files(sources, output.rows, part.rows)
+            )
+            if time.monotonic() - committed_at >= COMMIT_S:
                 output.commit()
-            raise
+                keeper.offer(output.counted(), total=table.rows)
+                committed_at = time.monotonic()
+            report(PredictionProgress(rows=output.rows, total=table.rows, resumed=resumed))
+    except BaseException as error:
+        pool.shutdown(wait=not isinstance(error, RunStopped), cancel_futures=True)
+        with suppress(FalajError):  # the first error says what is wrong
+            output.commit()
+            keeper.keep(output.counted())
+        raise
+    pool.shutdown()
 
 
 class _Started(NamedTuple):
@@ -166,9 +232,12 @@ def _in_order(
     yield from started
 
 
-def _result(table: InputTable, started: _Started) -> EncodedPart:
+def _result(table: InputTable, started: _Started, keeper: OutputKeeper) -> EncodedPart:
     try:
-        return started.future.result()
+        while not keeper.is_stopping():
+            if wait((started.future,), STOP_S).done:
+                return started.future.result()
+        raise RunStopped(started.first_row)
     except UnfitColumnError as error:
         row = started.first_row + error.row
         raise InvalidInput.at(
@@ -179,13 +248,13 @@ def _result(table: InputTable, started: _Started) -> EncodedPart:
         ) from None
 
 
-def _files(table: InputTable, first_row: int, count: int) -> list[tuple[str, str]]:
-    """Return the files, with their fingerprints, that `count` rows from `first_row` on come from."""
+def _files(sources: Sequence[RowSource], first_row: int, count: int) -> list[tuple[str, str]]:
+    """Return the names and marks of what `count` rows from `first_row` on come from."""
     found, start = [], 0
-    for file in table.files:
-        if start < first_row + count and start + file.rows > first_row:
-            found.append((file.name, file.fingerprint))
-        start += file.rows
+    for each in sources:
+        if start < first_row + count and start + each.rows > first_row:
+            found.append((each.name, each.mark))
+        start += each.rows
     return found
 
 

@@ -30,8 +30,8 @@ def choose_providers(available: Sequence[str], device: Device, *, has_gpu: bool)
     if device == "gpu" and not (found and has_gpu):
         missing = "this machine has none" if found else "onnxruntime has no provider for one"
         raise Unavailable(
-            f"the endpoint asks for a GPU, and {missing}; install onnxruntime-gpu on a machine with a GPU, or "
-            "falaj endpoints configure NAME --device auto"
+            f"the model is to run on a GPU, and {missing}; install onnxruntime-gpu on a machine with a GPU, or choose "
+            "the device auto"
         )
     return [*(found if device != "cpu" and has_gpu else ()), CPU]
 

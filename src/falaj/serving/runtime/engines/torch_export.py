@@ -75,7 +75,7 @@ def _device(file: ServedFile) -> torch.device:
     if wanted == "gpu" and not torch.cuda.is_available():
         raise Unavailable(
             f"{file.model}@{file.version} is to run on a GPU, and torch {torch.__version__} finds none; "
-            "falaj endpoints configure NAME --device auto"
+            "use a machine with one and torch with CUDA, or choose the device auto"
         )
     return torch.device("cuda" if wanted != "cpu" and torch.cuda.is_available() else "cpu")
 

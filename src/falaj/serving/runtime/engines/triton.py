@@ -66,6 +66,10 @@ def _asked(
     words = shorten(answer.body[:300].decode(errors="replace"), limit=300)
     if method == "POST" and answer.status == 400:
         raise InvalidInput(f"Triton refused the values for {name}: {words}")
+    if answer.status in (401, 403):
+        raise Unavailable(
+            f"Triton refuses requests for {name} ({answer.status}): {words}; serving.triton.token names its token"
+        )
     raise Unavailable(f"Triton does not serve {name} ({answer.status}): {words}")
 
 

@@ -143,7 +143,7 @@ class ParquetFiles:
     def __init__(self, paths: Sequence[Path], where: str) -> None:
         import pyarrow.parquet as parquet
 
-        self._files = [parquet.ParquetFile(path, memory_map=True) for path in paths]
+        self._files = [parquet.ParquetFile(path, memory_map=True, pre_buffer=False) for path in paths]
         self.schema = self._files[0].schema_arrow
         for path, file in zip(paths, self._files, strict=True):
             if not file.schema_arrow.equals(self.schema):

@@ -1,0 +1,33 @@
+"""The element that draws a chart, with its sentence for people who do not see it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from nicegui import events, ui
+
+from falaj.apps.console.charts.options import Options, require_plain
+
+
+def chart(
+    options: Options, *, height_px: int = 320, on_click: Callable[[dict[str, Any]], None] | None = None
+) -> ui.echart:
+    """Draw a chart. `on_click` gets the data of the point that was clicked: for a graph, its `target`."""
+    clicked = None
+    if on_click is not None:
+
+        def clicked(event: events.EChartPointClickEventArguments) -> None:
+            on_click(event.data if isinstance(event.data, dict) else {"value": event.data})
+
+    element = ui.echart(require_plain(options), on_point_click=clicked)
+    element.classes("chart").style(f"height: {height_px}px").props["role"] = "img"
+    element.props["aria-label"] = options["aria"]["label"]["description"]
+    return element
+
+
+def replace_chart(element: ui.echart, options: Options) -> None:
+    """Show other options in a chart that is drawn already: faster than a new one, and the zoom stays."""
+    element.options.clear()
+    element.options.update(require_plain(options))
+    element.update()

@@ -1,0 +1,108 @@
+"""What all charts have: a title that is read aloud, axes with units, a legend, a tooltip, and zoom."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from falaj.apps.console.charts.palette import Palette
+
+Options = dict[str, Any]
+Scale = Literal["linear", "log"]
+
+
+def framed(
+    colours: Palette, *, title: str, legend: Sequence[str] = (), zoom: Literal["x", "xy", "none"] = "none"
+) -> Options:
+    """Return the options that all charts begin with; `title` says in a sentence what the chart shows."""
+    options: Options = {
+        "aria": {"enabled": True, "label": {"description": title}},
+        "animation": False,
+        "backgroundColor": "transparent",
+        "textStyle": {"color": colours.ink, "fontFamily": "system-ui, sans-serif"},
+        "color": [*colours.series],
+        "grid": {
+            "left": 56,
+            "right": 24,
+            "top": 40 if legend else 16,
+            "bottom": 64 if zoom != "none" else 40,
+            "containLabel": True,
+        },
+        "tooltip": {
+            "trigger": "item",
+            "confine": True,
+            "backgroundColor": colours.paper,
+            "borderColor": colours.line,
+            "textStyle": {"color": colours.ink},
+        },
+    }
+    if legend:
+        options["legend"] = {
+            "type": "scroll",
+            "top": 0,
+            "data": [*legend],
+            "textStyle": {"color": colours.ink},
+            "pageTextStyle": {"color": colours.muted},
+            "pageIconColor": colours.muted,
+        }
+    if zoom != "none":
+        options["dataZoom"] = [
+            {"type": "inside", "filterMode": "none"},
+            {
+                "type": "slider",
+                "filterMode": "none",
+                "height": 18,
+                "bottom": 8,
+                "borderColor": colours.line,
+                "textStyle": {"color": colours.muted},
+            },
+        ]
+        if zoom == "xy":
+            options["dataZoom"].append({"type": "inside", "yAxisIndex": 0, "filterMode": "none"})
+    return options
+
+
+def axis(
+    kind: Literal["value", "log", "category", "time"],
+    colours: Palette,
+    *,
+    name: str = "",
+    unit: str = "",
+    labels: Sequence[str] | None = None,
+    at: Literal["x", "y"] = "x",
+) -> Options:
+    """Return an axis; its name has the unit in brackets."""
+    words = f"{name} [{unit}]" if unit else name
+    found: Options = {
+        "type": kind,
+        "name": words,
+        "nameLocation": "middle",
+        "nameGap": 28 if at == "x" else 52,
+        "nameTextStyle": {"color": colours.muted},
+        "axisLabel": {"color": colours.muted, "hideOverlap": True},
+        "axisLine": {"lineStyle": {"color": colours.line}},
+        "splitLine": {"show": kind != "category", "lineStyle": {"color": colours.line}},
+    }
+    if kind == "value":
+        found["scale"] = True
+    if labels is not None:
+        found["data"] = [*labels]
+        found["axisLabel"] |= {"width": 140, "overflow": "truncate"}
+    return found
+
+
+def require_plain(options: Any) -> Any:
+    """Return `options` if no key of them begins with a colon: the framework would run its value as a script.
+
+    Names that people chose stand in values only.
+    """
+    if isinstance(options, dict):
+        for key, value in options.items():
+            if not isinstance(key, str) or key.startswith(":"):
+                raise ValueError(f"a chart has the key {key!r}; names belong in values")
+            require_plain(value)
+    elif isinstance(options, (list, tuple)):
+        for value in options:
+            if isinstance(value, (dict, list, tuple)):
+                require_plain(value)
+    return options

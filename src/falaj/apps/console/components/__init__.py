@@ -1,0 +1,1 @@
+"""Parts that pages are drawn from: states, tables, links, forms."""

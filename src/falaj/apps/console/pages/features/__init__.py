@@ -1,0 +1,1 @@
+"""Pages of features: the catalogue, one view, and training sets."""

@@ -1,0 +1,1 @@
+"""Governance: audit, residency, policies, keys, people, groups, tokens and webhooks."""

@@ -1,0 +1,1 @@
+"""Jobs: the table with the last day on the machines, and one job."""

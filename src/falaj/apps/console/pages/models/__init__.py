@@ -1,0 +1,1 @@
+"""Pages of models: the list, one model, one version, and the difference of two."""

@@ -1,0 +1,1 @@
+"""Monitoring: monitors and alerts, and one monitor with its drift over time."""

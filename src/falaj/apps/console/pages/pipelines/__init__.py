@@ -1,0 +1,1 @@
+"""Pages of pipelines: the list, and one with its graph and runs."""

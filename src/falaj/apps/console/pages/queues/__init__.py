@@ -1,0 +1,1 @@
+"""Queues: fair shares against quotas, budgets, history, and what-if questions."""

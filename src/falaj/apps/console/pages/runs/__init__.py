@@ -1,0 +1,1 @@
+"""Runs: the table, one run, and comparisons."""

@@ -1,0 +1,1 @@
+"""Tuning studies: the list, and one study with its trials."""

@@ -1,0 +1,1 @@
+"""Facts of model versions, their cards and measurements, and the gates of aliases."""

@@ -1,0 +1,1 @@
+"""Compose ensembles: resolve their steps, check the types of what flows between them, and pin both."""

@@ -1,0 +1,1 @@
+"""Find pickles, also within archives, without loading them."""

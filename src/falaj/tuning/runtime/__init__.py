@@ -1,0 +1,1 @@
+"""Optuna, in a process of its own."""

@@ -1,0 +1,147 @@
+"""A platform that runs with its console, browsers that are signed in to it, and pictures of its pages."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import pytest
+
+import falaj as fj
+from falaj.apps.supervisor import status
+from polling import eventually
+from processes import children
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, BrowserContext, Locator
+
+UP = "import sys; from falaj.apps.supervisor import up; sys.exit(up(port=0))"
+SCREENSHOTS = Path(__file__).parent.parent / ".screenshots"
+WIDTHS = {"wide": (1280, 900), "phone": (390, 844)}
+PARTS = ("falaj.apps.api.server", "falaj.apps.controller.process", "falaj.apps.console.process")
+
+
+@dataclass
+class RunningConsole:
+    """A platform that runs with its console."""
+
+    home: Path
+    process: subprocess.Popen[bytes]
+    browser: Browser
+    link: str
+    """The sign-in link of the owner; good once."""
+    platform: fj.Platform = field(init=False)
+
+    @property
+    def url(self) -> str:
+        return f"http://{urlsplit(self.link).netloc}"
+
+    @property
+    def api(self) -> str:
+        return str(status(self.home).url)
+
+    def child(self, module: str) -> int | None:
+        """Return the process id of a part."""
+        return next(iter(children(self.process.pid, module)), None)
+
+    def signed_in(self, token: str, *, width: str = "wide", dark: bool = False) -> BrowserContext:
+        """Return a browser that is signed in with a token. It requests nothing of other hosts: a test checks that."""
+        context = self.browser.new_context(
+            viewport=dict(zip(("width", "height"), WIDTHS[width], strict=True)),
+            color_scheme="dark" if dark else "light",
+            timezone_id="Asia/Dubai",
+            base_url=self.url,
+        )
+        context.set_default_timeout(30_000)
+        page = context.new_page()
+        page.goto("/signin")
+        page.fill("#token", token)
+        page.click("button[type=submit]")
+        page.wait_for_url("**/w/**")
+        page.close()
+        return context
+
+    def token(self, user: str | None = None, **options: Any) -> str:
+        """Return a new token of the owner, or of another user."""
+        return self.platform.tokens.issue(purpose="browser test", user=user, **options).secret
+
+    def person(self, name: str, *roles: str, workspace: str = "default") -> str:
+        """Return the token of a new user with these roles."""
+        self.platform.users.create(name)
+        for role in roles:
+            self.platform.workspaces.grant(workspace, name, role=role)
+        return self.token(name)
+
+
+@contextmanager
+def started_console(folder: Path, browser: Browser) -> Iterator[RunningConsole]:
+    """Start a platform with its console in `folder`, and wait until both answer."""
+    home, printed = folder / "home", folder / "printed"
+    environment = {
+        **os.environ,
+        "FALAJ_HOME": str(home),
+        "FALAJ_CONFIG_DIR": str(folder / "config"),
+        "FALAJ_CONSOLE": "on",
+    }
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        printed.open("w") as out,
+        subprocess.Popen([sys.executable, "-c", UP], env=environment, stdout=out, stderr=out) as process,
+    ):
+        patch.setenv("FALAJ_CONFIG_DIR", str(folder / "config"))
+        patch.delenv("FALAJ_TOKEN", raising=False)
+        try:
+            found = eventually(
+                lambda: re.search(r"sign in +(http\S+)", printed.read_text()), within=30, every=0.05
+            )
+            eventually(lambda: status(home).ready, within=30, every=0.05)
+            running = RunningConsole(home, process, browser, found[1])
+            with fj.connect(running.api) as running.platform:
+                yield running
+            process.terminate()
+            process.wait(30)
+        finally:
+            for pid in [process.pid, *(pid for part in PARTS for pid in children(process.pid, part))]:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+
+def shows(locator: Locator, *texts: str) -> None:
+    """Wait until the elements show these texts, also across a reload of the page."""
+    from playwright.sync_api import expect
+
+    expect(locator).to_have_text([*texts], timeout=30_000)
+
+
+def screenshots(
+    console: RunningConsole, path: str, name: str, *, wait_for: str, token: str | None = None
+) -> list[Path]:
+    """Write pictures of a page, light and dark, wide and on a phone, to the folder .screenshots; return them.
+
+    Nothing may be wider than the window: a page that scrolls sideways on a phone fails.
+    """
+    SCREENSHOTS.mkdir(exist_ok=True)
+    made = []
+    for width in WIDTHS:
+        for dark in (False, True):
+            context = console.signed_in(token or console.token(), width=width, dark=dark)
+            page = context.new_page()
+            page.goto(path)
+            page.wait_for_selector(wait_for)
+            page.wait_for_timeout(300)  # charts draw after the page is there
+            file = SCREENSHOTS / f"{name}-{width}-{'dark' if dark else 'light'}.png"
+            page.screenshot(path=file, full_page=True)
+            over = page.evaluate("document.documentElement.scrollWidth - window.innerWidth")
+            context.close()
+            assert over <= 0, f"{path} is {over} px wider than the window ({width})"
+            made.append(file)
+    return made

@@ -1,0 +1,72 @@
+"""The overview: what it shows of the records of the platform."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+from zoneinfo import ZoneInfo
+
+from falaj.apps.console.pages.overview import Box, OverviewRecords, OverviewView, overview
+from falaj.apps.console.times import Times
+from falaj.records.governance.events import Event
+from falaj.records.platform import PlatformFacts
+from falaj.records.scheduling.hardware import FreeResources, Machine
+from falaj.records.scheduling.snapshot import Node
+
+TIMES = Times(ZoneInfo("Asia/Dubai"))
+NOON = datetime(2026, 11, 17, 12, tzinfo=UTC)
+EMPTY = OverviewRecords(
+    platform=None, machines=(), queues=(), running=(), waiting=(), counts={}, alerts=(), today=()
+)
+
+
+def machine(*, cpus: int, free: int, memory: int = 1 << 30) -> Machine:
+    node = Node(name="n1", zone="local", jurisdiction="AE", cpus=cpus, memory_bytes=memory)
+    return Machine(node=node, free=FreeResources(cpus=free, memory_bytes=memory, gpus=0))
+
+
+def event(name: str, *, at: datetime = NOON) -> Event:
+    return Event(id="evt_1", type="falaj.models.promote", subject="model_1", name=name, at=at, seq=1, data={})
+
+
+def box(view: OverviewView, title: str) -> Box:
+    return next(each for layer in view.layers for each in layer.boxes if each.title == title)
+
+
+def test_a_platform_that_is_not_reached_is_shown_as_such() -> None:
+    view = overview(EMPTY, times=TIMES)
+
+    assert box(view, "REST API and MLflow API").tone == "bad"
+    assert box(view, "Controller").state == "none acts"
+    assert box(view, "GPUs").state == "none here"
+
+
+def test_held_resources_are_a_share_of_the_whole() -> None:
+    records = replace(EMPTY, machines=(machine(cpus=4, free=1), machine(cpus=4, free=4)))
+
+    view = overview(records, times=TIMES)
+
+    assert box(view, "CPUs").share == 3 / 8
+    assert box(view, "CPUs").state == "3 of 8 cores held"
+    assert box(view, "Nodes").state == "2 nodes"
+
+
+def test_counts_say_what_is_there_and_what_is_not_shown() -> None:
+    records = replace(EMPTY, counts={"models": 1, "features": 1000, "endpoints": None})
+
+    view = overview(records, times=TIMES)
+
+    assert box(view, "Models").state == "1 model"
+    assert box(view, "Features").state == "1,000+ views"
+    assert box(view, "Endpoints").state == "not shown to you"
+
+
+def test_the_newest_change_comes_first_in_the_zone_of_the_person() -> None:
+    facts = PlatformFacts(version="1", controller="c", zones=(), users=1)
+    records = replace(EMPTY, platform=facts, today=tuple(event(f"m{at}") for at in range(20)))
+
+    view = overview(records, times=TIMES)
+
+    assert view.changed == 20
+    assert [line.words for line in view.changes][:2] == ["models promote: m19", "models promote: m18"]
+    assert view.changes[0].at == "16:00:00"
