@@ -12,6 +12,8 @@ WORKERS ?= 4
 SLOW_WORKERS ?= 3
 PYTEST = PYTHONHASHSEED=0 $(BIN)/python -m pytest --dist worksteal --durations=10
 NONE_FOUND_IS_FINE = $(if $(ARGS),|| [ $$? = 5 ])
+TESTS ?= tests/frameworks
+unexport PYTHONDONTWRITEBYTECODE # tests start thousands of processes, which would each compile the package
 QUICK_BENCHES = $(shell grep -l '^QUICK = True' benchmarks/*.py 2>/dev/null)
 
 .PHONY: help setup demo test test-all test-slow test-frameworks test-kubernetes fuzz check format reference bench clean
@@ -33,8 +35,7 @@ test-slow: $(READY)  ## run the tests marked slow; fewer at a time, because they
 	@$(PYTEST) --numprocesses $(SLOW_WORKERS) -m slow $(ARGS) $(NONE_FOUND_IS_FINE)
 
 test-frameworks: $(READY)  ## train with every framework, each installed once into .frameworks; NAME=tensorflow for one
-	@$(if $(NAME),true,$(BIN)/python tests/frameworks/virtualenvs.py)
-	@FALAJ_NO_SKIPS=1 $(BIN)/python -m pytest --durations=0 --durations-min=1 tests/frameworks $(if $(NAME),-k $(NAME)) $(ARGS)
+	@FALAJ_NO_SKIPS=1 $(BIN)/python -m pytest --durations=0 --durations-min=1 $(TESTS) $(if $(NAME),-k $(NAME)) $(ARGS)
 
 test-kubernetes: $(READY)  ## run jobs on a cluster: that of KUBECONFIG, or one that the folder FALAJ_TEST_CLUSTER starts; ARGS="-m slow" runs the slow ones
 	@$(BIN)/python -m pytest --durations=10 -m "not slow" tests/kubernetes $(ARGS)
