@@ -158,7 +158,7 @@ def test_a_preempted_trial_is_saved_queued_again_resumed_and_counted_once(
 
     urgent = controllers.submit("import time; time.sleep(600)", name="urgent", queue="lab", priority=10)
     if is_killed:
-        eventually(lambda: platform.jobs.show(str(before.job)).leaving, within=60, every=0.005)
+        eventually(lambda: platform.jobs.show(str(before.job)).leaving, within=60, every=0.02)
         controller.kill()
         controller.wait()
         controllers.start_controller()
