@@ -1,4 +1,4 @@
-"""A process that imports runs, and is killed soon after one of its writes has begun."""
+"""A process that imports runs again and again, each time in a fork that is killed soon after one of its writes."""
 
 from __future__ import annotations
 
@@ -11,13 +11,25 @@ import time
 from pathlib import Path
 from typing import Any
 
-import falaj as fj
+import falaj.sdk.embedded as embedded
+import falaj.sdk.run_import.sources  # noqa: F401 - loaded once, before the forks
 from falaj.governance.operations.gate import Gate
 
 
-def main(home: str, source: str, writes: str, seed: str) -> None:
-    """Import `source`; after so many writes wait up to 10 ms, and kill this process with SIGKILL."""
-    left, delay_s = int(writes), random.Random(int(seed)).uniform(0, 0.01)
+def main(home: str, source: str, *writes: str) -> None:
+    """Import `source` once for each number of `writes`, and print how each fork ended: -9 is SIGKILL."""
+    for each in writes:
+        fork = os.fork()
+        if fork == 0:
+            import_runs(home, source, int(each))
+            os._exit(0)
+        _, status = os.waitpid(fork, 0)
+        print(os.waitstatus_to_exitcode(status), flush=True)
+
+
+def import_runs(home: str, source: str, writes: int) -> None:
+    """Import `source` and print the report; after so many writes wait up to 10 ms, and kill this process."""
+    left, delay_s = writes, random.Random(writes).uniform(0, 0.01)
     perform = Gate.perform
 
     def counted(self: Gate, operation: Any, service: Any, given: Any) -> Any:
@@ -28,7 +40,7 @@ def main(home: str, source: str, writes: str, seed: str) -> None:
         return perform(self, operation, service, given)
 
     Gate.perform = counted  # type: ignore[method-assign]
-    with fj.open(Path(home)) as platform:
+    with embedded.open_platform(Path(home)) as platform:
         print(platform.import_runs(source).model_dump_json(), flush=True)
 
 

@@ -59,12 +59,12 @@ def test_after_kills_of_the_controller_no_finished_trial_is_repeated(
     controllers: ControllerProcesses, tmp_path: Path
 ) -> None:
     platform = controllers.platform
-    study = platform.tune(write_script(tmp_path), space=SPACE, metric="score", trials=8, parallel=2, seed=5)
+    study = platform.tune(write_script(tmp_path), space=SPACE, metric="score", trials=6, parallel=2, seed=5)
     seen: dict[int, StudyTrial] = {}
 
-    for enough in (1, 3, 5):
+    for enough in (1, 2, 4):
         controller = controllers.start_controller()
-        eventually(lambda: len(ended_trials(platform, study)) >= enough, within=120, every=0.02)  # noqa: B023
+        eventually(lambda: len(ended_trials(platform, study)) >= enough, within=120, every=0.1)  # noqa: B023
         controller.kill()  # SIGKILL
         controller.wait()
         seen |= ended_trials(platform, study)
@@ -75,15 +75,15 @@ def test_after_kills_of_the_controller_no_finished_trial_is_repeated(
     trials = ended_trials(platform, study)
     jobs = [each for each in platform.jobs.list(limit=1000).items if each.spec.experiment == study.name]
     assert (found.state, found.reason) == (StudyState.DONE, None)
-    assert sorted(trials) == [0, 1, 2, 3, 4, 5, 6, 7]
+    assert sorted(trials) == [0, 1, 2, 3, 4, 5]
     assert {each.state for each in trials.values()} == {TrialState.COMPLETE}
     assert {number: trials[number] for number in seen} == seen
-    assert len(jobs) == 8
+    assert len(jobs) == 6
     assert {each.state for each in jobs} == {JobState.DONE}
     artifacts = {each.path: each.blob for each in platform.runs.show(str(found.run)).artifacts}
     data = json.loads(platform.get(artifacts["study.json"]))
-    assert [each["number"] for each in data["trials"]] == [*range(8)]
-    assert platform.get(artifacts["report.html"]).count(b"<polyline") == 8
+    assert [each["number"] for each in data["trials"]] == [*range(6)]
+    assert platform.get(artifacts["report.html"]).count(b"<polyline") == 6
 
 
 MODEL = """

@@ -1,4 +1,4 @@
-"""Trials are jobs in the queue: quotas and budgets hold for them, and none of it is a failed trial."""
+"""Trials are jobs in the queue: quotas, budgets and preemption hold for them, and none of it is a failed trial."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 
 from controller_processes import ControllerProcesses, run_controllers
 from falaj.records.scheduling.snapshot import Quota
-from falaj.records.training.jobs import Job
-from falaj.records.tuning import Study, StudyState, TrialState
+from falaj.records.training.jobs import Job, JobState
+from falaj.records.tuning import Study, StudyState, StudyTrial, TrialState
 from falaj.training.tables import attempts
 from platforms import make_platform
 from polling import eventually
@@ -44,8 +44,8 @@ def tune(controllers: ControllerProcesses, script: str = SCRIPT, **options: Any)
     folder = controllers.folder / "trials"
     folder.mkdir(exist_ok=True)
     (folder / "train.py").write_text(script)
-    given: dict[str, Any] = {"metric": "score", "seed": 5, **options}
-    return controllers.platform.tune(folder / "train.py", space=SPACE, **given)
+    given: dict[str, Any] = {"space": SPACE, "metric": "score", "seed": 5, **options}
+    return controllers.platform.tune(folder / "train.py", **given)
 
 
 def ended(controllers: ControllerProcesses, study: Study) -> Study:
@@ -94,3 +94,110 @@ def test_a_study_says_that_the_budget_is_spent_and_goes_on_when_it_is_raised(
     assert "the budget of its workspace" in str(shown)
     assert (found.state, found.reason, found.counts) == (StudyState.DONE, None, {TrialState.COMPLETE: 3})
     assert len(jobs_of(controllers, study)) == 3
+
+
+STEPS, HELD_AT = 12, 6
+KINDS = ["good", "trained", "best", "bad"]
+"""One trial each; with the seed of `tune` the grid is searched in this order."""
+KINDS_SCRIPT = f"""
+import os, select, signal, sys, time
+import falaj as fj
+
+kind = sys.argv[1].partition("=")[2]
+if kind == "trained":
+    import torch
+
+    wakeup, wakeup_write = os.pipe()
+    os.set_blocking(wakeup_write, False)
+    signal.set_wakeup_fd(wakeup_write)
+    torch.set_num_threads(1)
+    rows, done = torch.randn(64, 4), []
+
+    def loss(out, target):
+        done.append(1)
+        if fj.job.attempt == 1:
+            time.sleep(0.25)  # metrics are sent once a second
+        if fj.job.attempt == 1 and len(done) == {HELD_AT}:
+            select.select([wakeup], [], [])  # it must not end before it is stopped
+        return torch.nn.functional.mse_loss(out, target)
+
+    data = (rows, rows.sum(1, keepdim=True))
+    options = dict(batch_size=8, checkpoint_every=1000, device="cpu", tune="off")
+    fj.fit(torch.nn.Linear(4, 1), loss, data, steps={STEPS}, **options)
+else:
+    for step in range(1, 4):
+        fj.job.log(step=step, loss={{"good": 100.0, "best": 0.0, "bad": 1e6}}[kind])
+    if kind == "bad":
+        fj.job.flush()
+        time.sleep(600)  # until it is pruned
+"""
+
+
+@pytest.mark.parametrize("is_killed", [False, True], ids=["controller runs on", "controller is killed"])
+def test_a_preempted_trial_is_saved_queued_again_resumed_and_counted_once(
+    controllers: ControllerProcesses, is_killed: bool
+) -> None:
+    platform = controllers.platform
+    platform.queues.set("lab", quota=Quota(cpus=1), limit=Quota(cpus=1))
+    controller = controllers.start_controller()
+    study = tune(
+        controllers,
+        KINDS_SCRIPT,
+        space={"kind": KINDS},
+        sampler="grid",
+        metric="loss",
+        pruner="median",
+        startup_trials=1,
+        parallel=2,
+        max_failures=1,
+        queue="lab",
+        priority=-10,
+    )
+    before = eventually(lambda: trial_of(controllers, study, 1, TrialState.RUNNING), within=60, every=0.1)
+    eventually(lambda: platform.jobs.show(str(before.job)).progress, within=60, every=0.1)
+
+    urgent = controllers.submit("import time; time.sleep(600)", name="urgent", queue="lab", priority=10)
+    if is_killed:
+        eventually(lambda: platform.jobs.show(str(before.job)).leaving, within=60, every=0.02)
+        controller.kill()
+        controller.wait()
+        controllers.start_controller()
+    waiting = eventually(lambda: trial_of(controllers, study, 1, TrialState.QUEUED), within=60, every=0.05)
+    eventually(lambda: controllers.state(urgent) is JobState.RUNNING, within=60, every=0.05)
+    at_preemption = platform.studies.show(study.id)
+    platform.jobs.cancel(urgent.id)
+    found = ended(controllers, study)
+
+    assert (waiting.params, waiting.job, waiting.run) == (before.params, before.job, before.run)
+    assert (at_preemption.state, at_preemption.counts) == (
+        StudyState.RUNNING,
+        {TrialState.COMPLETE: 1, TrialState.QUEUED: 2},
+    )
+    trials = [*reversed(platform.studies.trials(study.id).items)]
+    assert (found.state, found.reason) == (StudyState.DONE, None)
+    assert [(each.params["kind"], each.state) for each in trials] == [
+        ("good", TrialState.COMPLETE),
+        ("trained", TrialState.COMPLETE),
+        ("best", TrialState.COMPLETE),
+        ("bad", TrialState.PRUNED),
+    ]
+    tries = {each.name: (each.attempt, each.preemptions) for each in jobs_of(controllers, study)}
+    assert tries == {"train-0": (1, 0), "train-1": (2, 1), "train-2": (1, 0), "train-3": (1, 0)}
+    job = platform.jobs.show(str(before.job))
+    assert (job.state, job.run) == (JobState.DONE, before.run)
+    assert f"resuming after step {HELD_AT}" in controllers.log(job)
+    history = platform.runs.metrics(job.run, "loss").read_all().to_pydict()
+    assert history["step"] == [*range(1, STEPS + 1)]
+    assert [(each.step, each.value) for each in trials[1].reports] == [
+        *zip(history["step"], history["value"], strict=True)
+    ]
+    params = {each.key: each.value for each in platform.runs.show(job.run).params}
+    assert params["kind"] == "trained"
+
+
+def trial_of(
+    controllers: ControllerProcesses, study: Study, number: int, state: TrialState
+) -> StudyTrial | None:
+    """Return a trial if its job was submitted and it is in this state."""
+    found = controllers.platform.studies.trials(study.id, state=state).items
+    return next((each for each in found if each.number == number and each.job), None)

@@ -58,6 +58,7 @@ def postgres_schema(postgres_server: PostgresServer) -> str:
 def schema_on_postgres(postgres_server: PostgresServer, postgres_schema: str) -> Iterator[str]:
     """Yield the URL of a PostgreSQL database for this test, with the schema."""
     name = f"{postgres_schema}_{next(postgres_server.numbers)}"
-    postgres_server.execute(f"CREATE DATABASE {name} TEMPLATE {postgres_schema}")
+    # Files are copied, not logged page by page, which takes twice the CPU time.
+    postgres_server.execute(f"CREATE DATABASE {name} TEMPLATE {postgres_schema} STRATEGY FILE_COPY")
     yield postgres_server.url(name)
     postgres_server.drop_database(name)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from click.testing import CliRunner, Result
 
 import model_files
 from falaj.drivers.keyfile.keys import KeyFile
@@ -52,11 +53,16 @@ def find_in(keys: KeyService) -> Callable[[str], Any]:
     return known.get
 
 
-def model_signing(folder: Path, public_key: Path) -> subprocess.CompletedProcess[str]:
-    """Run the command of the package, as somebody without Falaj would."""
-    command = [sys.executable, "-I", "-m", "model_signing", "verify", "key", folder]
-    options = ["--signature", folder / "model.sig", "--public_key", public_key]
-    return subprocess.run([*command, *options], capture_output=True, text=True)
+def verify_command(folder: Path, public_key: Path) -> list[str]:
+    options = ["--signature", str(folder / "model.sig"), "--public_key", str(public_key)]
+    return ["verify", "key", str(folder), *options]
+
+
+def model_signing(folder: Path, public_key: Path) -> Result:
+    """Run the command of the package in this process, where it is loaded once."""
+    from model_signing._cli import main
+
+    return CliRunner().invoke(main, verify_command(folder, public_key))
 
 
 # ------------------------------------------------------------------------------------------------ the format
@@ -76,7 +82,8 @@ def test_the_package_and_the_platform_agree_on_a_signature(keys: KeyService, tmp
 
     (folder / "model.sig").write_text(text)
     (tmp_path / "falaj.pub").write_text(SigningKey.from_der(keys.ecdsa_keys()[-1]).pem)
-    ran = model_signing(folder, tmp_path / "falaj.pub")
+    command = [sys.executable, "-I", "-m", "model_signing", *verify_command(folder, tmp_path / "falaj.pub")]
+    ran = subprocess.run(command, capture_output=True, text=True)  # as somebody without Falaj would
     found = verify_bundle(text, find_in(keys), where="churn@1")
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert (found.name, found.digests) == ("churn@1", digests)
@@ -193,7 +200,7 @@ def exported(light_platform: OwnPlatform, models: Models, register: Register, tm
 def test_model_signing_verifies_an_exported_version(exported: Path) -> None:
     ran = model_signing(exported, exported.parent / "falaj.pub")
 
-    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert ran.exit_code == 0, ran.output
     assert sorted(path.name for path in exported.iterdir()) == ["manifest.json", "model.onnx", "model.sig"]
 
 
@@ -222,7 +229,7 @@ def test_model_signing_refuses_an_altered_export(exported: Path, tamper: Callabl
 
     ran = model_signing(exported, exported.parent / "falaj.pub")
 
-    assert ran.returncode != 0, ran.stdout
+    assert ran.exit_code != 0, ran.output
 
 
 @pytest.mark.slow
@@ -235,8 +242,8 @@ def test_model_signing_refuses_the_signature_of_another_version(
 
     (tmp_path / "1" / "model.sig").write_bytes((tmp_path / "2" / "model.sig").read_bytes())
 
-    assert model_signing(tmp_path / "1", tmp_path / "falaj.pub").returncode != 0
-    assert model_signing(tmp_path / "2", tmp_path / "falaj.pub").returncode == 0
+    assert model_signing(tmp_path / "1", tmp_path / "falaj.pub").exit_code != 0
+    assert model_signing(tmp_path / "2", tmp_path / "falaj.pub").exit_code == 0
 
 
 @pytest.mark.slow
@@ -252,9 +259,9 @@ def test_model_signing_verifies_the_layouts_of_other_systems(
 
     ran = model_signing(tmp_path / "out", tmp_path / "falaj.pub")
 
-    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert ran.exit_code == 0, ran.output
     flip(tmp_path / "out" / "export.json")
-    assert model_signing(tmp_path / "out", tmp_path / "falaj.pub").returncode != 0
+    assert model_signing(tmp_path / "out", tmp_path / "falaj.pub").exit_code != 0
 
 
 @pytest.mark.parametrize("name", ["model.sig", "manifest.json", "Model.SIG"])
@@ -301,7 +308,7 @@ def test_versions_signed_before_a_rotation_stay_verifiable(
         light_platform.export(version.reference, folder, to="files")
         (tmp_path / "falaj.pub").write_text(models.signing_key(version.reference).pem)
         ran = model_signing(folder, tmp_path / "falaj.pub")
-        assert ran.returncode == 0, ran.stdout + ran.stderr
+        assert ran.exit_code == 0, ran.output
     with acting_as(light_platform.join("dana", Role.DEVELOPER)), pytest.raises(FalajError):
         light_platform.keys.rotate_signing()
     assert light_platform.keys.rotate().rewrapped >= 1
@@ -332,7 +339,7 @@ def test_a_version_of_an_earlier_release_is_verified_and_exported_with_a_new_sig
     light_platform.export("churn@1", tmp_path / "model", to="files")
     (tmp_path / "falaj.pub").write_text(models.signing_key("churn@1").pem)
     ran = model_signing(tmp_path / "model", tmp_path / "falaj.pub")
-    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert ran.exit_code == 0, ran.output
 
     light_platform.sql(
         'UPDATE registry_versions SET manifest = replace(manifest, \'"card":"\', \'"card":"x\')'

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -184,6 +185,36 @@ def test_system_metrics_have_the_names_of_mlflow() -> None:
         "system/gpu_0_memory_usage_percentage": 50.0,
         "system/gpu_0_power_usage_watts": 9.0,
     }
+
+
+def test_a_run_that_ends_before_the_next_tick_of_the_cpu_counters_has_its_utilization() -> None:
+    logged: list[Mapping[str, float]] = []
+    unchanged = NodeTelemetry(name="n", cpu_s={"user": 1.0, "idle": 9.0})
+    ticked = NodeTelemetry(name="n", cpu_s={"user": 1.01, "idle": 9.03})
+    reports = iter([unchanged, unchanged, unchanged, ticked])
+
+    sampler = SystemSampler(
+        lambda _, found: logged.append(found), every=timedelta(hours=1), read=lambda: next(reports)
+    )
+    sampler.stop()
+
+    (sample,) = logged
+    assert sample == {"system/cpu_utilization_percentage": pytest.approx(25.0)}
+
+
+def test_cpu_counters_that_stand_still_do_not_hold_up_the_end_of_a_run() -> None:
+    logged: list[Mapping[str, float]] = []
+    stuck = NodeTelemetry(
+        name="n", cpu_s={"idle": 9.0}, memory_total_bytes=4_000_000, memory_available_bytes=1_000_000
+    )
+
+    sampler = SystemSampler(
+        lambda _, found: logged.append(found), every=timedelta(hours=1), read=lambda: stuck
+    )
+    sampler.stop()
+
+    (sample,) = logged
+    assert {*sample} == {"system/system_memory_usage_megabytes", "system/system_memory_usage_percentage"}
 
 
 def test_a_sample_that_cannot_be_logged_does_not_end_the_sampler() -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from falaj.records.tuning import StudySettings
+from falaj.records.tuning import StudySettings, StudyTrial, TrialState
 from falaj.tuning.runtime.__main__ import perform
 from falaj.tuning.runtime.sampling import SampledStudy, derive_seed
+from falaj.tuning.sampler_process import SamplerProcess
 
 SPACE = {
     "x": {"type": "float", "low": -5.0, "high": 5.0},
@@ -176,6 +179,24 @@ def test_importance_of_equal_or_few_trials_is_unknown() -> None:
         study.tell(number, "complete", [1.0])
 
     assert study.importance() == {}
+
+
+def test_the_process_finds_the_same_importance_without_scikit_learn() -> None:
+    given = StudySettings.model_validate(settings(sampler="random"))
+    here = SampledStudy(given.model_dump(mode="json"), seed=2, grid=None)
+
+    with closing(SamplerProcess(given, seed=2)) as process:
+        for _ in range(8):
+            number, params = process.ask()
+            assert (number, params) == here.ask()
+            values = (float(params["x"]) ** 2,)
+            here.tell(number, "complete", values)
+            process.tell(StudyTrial(number=number, params=params, state=TrialState.COMPLETE, values=values))
+        found = {each.param: each.importance for each in process.importance()}
+        loaded = Path(f"/proc/{process.pid}/maps").read_text()
+
+    assert found == here.importance()["loss"]
+    assert ("numpy" in loaded, "sklearn" in loaded) == (True, False)
 
 
 def test_seeds_of_trials_differ() -> None:

@@ -413,6 +413,43 @@ def test_what_a_trial_had_survived_does_not_prune_it_after_a_restart(light_env: 
     assert env.trials(study)[0].pruning
 
 
+@pytest.mark.parametrize("attempts", [1, 2], ids=["new", "preempted"])
+def test_a_trial_that_waits_at_a_restart_is_judged_by_reports_that_it_did_not_go_on_with(
+    light_env: StudyEnv, attempts: int
+) -> None:
+    env = light_env
+    study = env.create(trials=8, parallel=2, pruning={"method": "median", "startup_trials": 1})
+    search = env.search(study)
+    search.poll()
+    slow = env.trials(study)[0]
+    if attempts == 2:
+        env.begin(slow)
+        env.log(slow, [0.5])
+        search.poll()
+    for number in range(1, 6):  # better ones overtake it
+        trial = env.trials(study)[number]
+        env.begin(trial)
+        env.end(trial, [0.6, 0.9])
+        search.poll()
+    if attempts == 2:
+        env.preempt(slow)
+        search.poll()
+    search.close()
+
+    again = env.search(study)
+    again.poll()
+    env.begin(slow, attempt=attempts)
+    if attempts == 1:
+        env.log(slow, [0.5])
+    again.poll()
+
+    assert env.trials(study)[0].pruning is (attempts == 1)
+    env.log(slow, [0.55], after=1)
+    again._report_times.clear()
+    again.poll()
+    assert env.trials(study)[0].pruning
+
+
 def test_a_refused_job_ends_the_study_with_the_reason(
     light_env: StudyEnv, monkeypatch: pytest.MonkeyPatch
 ) -> None:

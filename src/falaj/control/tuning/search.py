@@ -287,10 +287,13 @@ class StudySearch:
             found = objects.by_id(tx, self._study)
             self._row = store.study_row(tx, self._study)
             trials, events = store.load_trials(tx, self._study)
+            idents = [str(each.job) for each in trials if each.job and not each.state.ended]
+            jobs = job_store.job_rows(tx, idents) if idents else {}
         self._name = self._study if found is None else found.name
         self._trials = {each.number: each for each in trials}
         self._ended_order = [self._trials[-1 - event] for event in events if event < 0]
-        self._resumed = {each.number for each in trials if each.state is TrialState.RUNNING}
+        began = {ident for ident, row in jobs.items() if row.attempt > 0}  # also one that was preempted since
+        self._resumed = {each.number for each in trials if each.job in began}
         self._best, self._importance = self._row.best, self._row.importance
         self._loaded = True
 

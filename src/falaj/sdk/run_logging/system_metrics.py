@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from itertools import count
@@ -16,6 +17,8 @@ log = logging.getLogger("falaj.runs")
 MEGABYTE = 1e6
 STOP_S = 5.0
 """How long the end of a run waits for a sample that is being logged."""
+TICK_S, MOST_TICKS = 0.01, 20
+"""The kernel counts the time of CPUs in ticks; a run that ends before the next one waits for it, at most so many."""
 
 
 class SystemSampler:
@@ -44,13 +47,22 @@ class SystemSampler:
             before = self._read()
             for step in count():
                 is_last = self._stopped.wait(self._every_s)
-                now = self._read()
+                now = self._read_after(before)
                 self._log(step, system_metrics(before, now))
                 before = now
                 if is_last:
                     return
         except OSError as error:
             log.warning("system metrics ended", extra={"reason": str(error)})
+
+    def _read_after(self, before: NodeTelemetry) -> NodeTelemetry:
+        """Return a report from which the use of the CPUs since `before` can be told, if the machine tells any."""
+        for _ in range(MOST_TICKS):
+            now = self._read()
+            if not now.cpu_s or _cpu(before, now):
+                break
+            time.sleep(TICK_S)
+        return now
 
     def _log(self, step: int, sample: Mapping[str, float]) -> None:
         try:

@@ -11,12 +11,15 @@ import os
 import sys
 import traceback
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from falaj.tuning.runtime.sampling import SampledStudy
+if TYPE_CHECKING:
+    from falaj.tuning.runtime.sampling import SampledStudy
 
 NICER = 5
 """Processes of the platform have priority."""
+UNUSED = ("sklearn", "redis")
+"""Optuna loads these wherever they are installed, which would take most of the time to start."""
 
 
 def main() -> None:
@@ -24,6 +27,9 @@ def main() -> None:
     first = sys.stdin.buffer.readline()
     if not first:
         return
+    sys.modules.update(dict.fromkeys(UNUSED))  # type: ignore[arg-type] # an import of them fails
+    from falaj.tuning.runtime.sampling import SampledStudy
+
     given = json.loads(first)
     study = SampledStudy(given["settings"], seed=given["seed"], grid=given["grid"])
     for line in sys.stdin.buffer:
