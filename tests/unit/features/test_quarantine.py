@@ -553,8 +553,10 @@ def test_restrictions_lineage_and_erasure_reach_quarantined_rows(light_env: Feat
 
     platform.keys.destroy("default")
 
-    with pytest.raises(KeyUnavailable):
-        light_env.features.quarantined_rows("trips-1")
+    for act in (light_env.features.quarantined_rows, light_env.features.ingest_quarantined):
+        with pytest.raises(KeyUnavailable):
+            act("trips-1")
+    assert light_env.features.discard_quarantined("trips-1").discarded == 1
 
 
 def test_a_refused_file_leaves_no_bytes(light_env: FeaturesEnv, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,12 +10,13 @@ from typing import Any
 from pydantic import ValidationError
 from sqlalchemy import RowMapping
 
-from falaj.errors import Conflict, Internal
+from falaj.errors import Conflict, Internal, KeyUnavailable
 from falaj.features import store
 from falaj.features.backends import FeatureBackends
 from falaj.features.sources import MAX_ROWS_BYTES, ViewRows
 from falaj.governance import objects
 from falaj.governance.blobs.contents import WrittenBlob
+from falaj.governance.encryption.keyring import has_living_key
 from falaj.governance.lineage import graph
 from falaj.governance.operations.call import Call
 from falaj.governance.operations.gate import Gate
@@ -135,7 +136,8 @@ def still_quarantined(batch: StoredObject, given: ViewRows, done: IngestResult) 
 def discard(backends: FeatureBackends, call: Call, target: StoredObject) -> DiscardResult:
     """Delete the rows of a batch; its record stays."""
     batch = store.load_quarantined(call.tx, target)
-    source(backends, call.tx, target)
+    if backends.contents.source(call.tx, target) is None:
+        raise _nothing_left(target)
     store.change_quarantined(call, batch, {"rows": 0})
     backends.contents.remove(call.tx, target)
     return DiscardResult(batch=target.name, discarded=batch["rows"])
@@ -195,11 +197,17 @@ def view_of(tx: Transaction, batch: StoredObject) -> StoredObject:
 
 
 def source(backends: FeatureBackends, tx: Transaction, batch: StoredObject) -> ByteSource:
-    """Return the stored rows of a batch. Raise Conflict if none are left."""
+    """Return the stored rows of a batch. Raise Conflict if none are left, and KeyUnavailable if they were erased."""
     found = backends.contents.source(tx, batch)
     if found is None:
-        raise Conflict(f"no rows are left in {batch.name}: they were ingested or discarded")
+        raise _nothing_left(batch)
+    if not has_living_key(tx, batch.workspace):  # the keyring knows it a moment later
+        raise KeyUnavailable(f"the rows of {batch.name} were erased with the keys of its workspace")
     return found
+
+
+def _nothing_left(batch: StoredObject) -> Conflict:
+    return Conflict(f"no rows are left in {batch.name}: they were ingested or discarded")
 
 
 def _count(given: ViewRows) -> int:
