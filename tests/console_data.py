@@ -15,6 +15,7 @@ from falaj.records.features import (
     Entity,
     Feature,
     FeatureView,
+    InvalidRows,
     StoredView,
     TrainingSet,
 )
@@ -59,6 +60,28 @@ def make_features(platform: Platform, prefix: str) -> FeatureData:
     platform.ingest(view.name, rows())
     training = platform.training_set(f"{prefix}-training", spine=f"view:{view.name}", views=[view.name])
     return FeatureData(platform.features.show(view.name), training)
+
+
+def make_quarantine(platform: Platform, prefix: str) -> None:
+    """Make the view PREFIX-visits with two quarantined batches, of three invalid rows and of one."""
+    entity = Entity(name=f"{prefix}-customer", key="customer")
+    view = FeatureView(
+        name=f"{prefix}-visits",
+        entities=(entity.name,),
+        columns=(Feature(name="minutes", type=ColumnType.FLOAT, min=0, max=1440),),
+        invalid_rows=InvalidRows.QUARANTINE,
+        max_invalid_share=0.8,
+    )
+    platform.apply([entity, view])
+    for minutes in (["12", "-4", HOSTILE, "30", "many", "1"], ["1", "5000"]):
+        table = pa.table(
+            {
+                "customer": [f"c{number}" for number in range(len(minutes))],
+                "event_time": [NOON + timedelta(hours=number) for number in range(len(minutes))],
+                "minutes": minutes,
+            }
+        )
+        platform.ingest(view.name, table)
 
 
 def rows(count: int = ROWS) -> pa.Table:

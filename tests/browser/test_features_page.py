@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from console_data import FeatureData, make_features
+from console_data import FeatureData, make_features, make_quarantine
 from console_pictures import take_pictures
 from consoles import RunningConsole
 from falaj.records.features import ColumnType, Entity, Feature, FeatureView
@@ -85,6 +85,37 @@ def test_a_viewer_sees_neither_the_button_nor_the_audit_log(console: RunningCons
     page.get_by_text("Who may read the audit log sees the refused files here.").wait_for()
     assert page.locator("[data-action]").count() == 0
     context.close()
+
+
+def test_quarantined_rows_are_shown_and_acted_on(console: RunningConsole, page: Page) -> None:
+    make_quarantine(console.platform, "metro")
+    viewer = console.signed_in(console.person("hind", "viewer"))
+    seen = viewer.new_page()
+    seen.goto("/w/default/features/metro-visits?tab=quarantine")
+    seen.get_by_role("cell", name="5000.0").or_(seen.get_by_role("cell", name="5000")).first.wait_for()
+    assert seen.locator("[data-action]").count() == 0
+    viewer.close()
+    page.goto("/w/default/features/metro-visits?tab=quarantine")
+    page.get_by_role("link", name="metro-visits-1").click()
+    page.get_by_role("cell", name="many").wait_for()
+    assert page.locator("img[src='x']").count() == 0
+    take_pictures(
+        console,
+        {"feature-quarantine": "/w/default/features/metro-visits?tab=quarantine&batch=metro-visits-1"},
+        wait_for=".panel",
+    )
+    wider = console.platform.features.show("metro-visits").definition
+    minutes = wider.columns[0].model_copy(update={"min": -10})
+    console.platform.apply([wider.model_copy(update={"columns": (minutes,)})])
+
+    page.locator("[data-action='features.ingest_quarantined']").click()
+    page.get_by_role("dialog").get_by_role("button", name="Ingest again").click()
+    page.get_by_text("2 of 3").wait_for()
+    page.locator("[data-action='features.discard_quarantined']").click()
+    page.get_by_role("dialog").get_by_role("button", name="Discard").click()
+
+    page.get_by_text("1 ingested, 2 discarded").wait_for()
+    assert console.platform.features.show("metro-visits").rows == 5
 
 
 @pytest.mark.usefixtures("data")

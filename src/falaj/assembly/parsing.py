@@ -23,6 +23,8 @@ PARSERS = {
     "mlflow_model": "falaj.registry.file_formats.mlflow_models:parse_mlflow_model",
     "model_tensors": "falaj.registry.file_formats.model_tensors:parse_model_tensors",
     "pickled_file": "falaj.registry.formats:parse_pickled_file",
+    "quarantine_page": "falaj.features.validation.quarantined_rows:parse_page",
+    "quarantined_rows": "falaj.assembly.row_parsers:parse_quarantined_rows",
     "rows": "falaj.features.row_files:parse_rows",
     "view_rows": "falaj.assembly.row_parsers:parse_view_rows",
 }

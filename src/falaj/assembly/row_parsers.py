@@ -12,6 +12,8 @@ import pyarrow as pa
 from falaj.drivers.duckdb.queries import DuckDbQueryEngine
 from falaj.errors import Fault, InvalidInput
 from falaj.features import arrow_tables, row_files
+from falaj.features.validation import quarantined_rows
+from falaj.features.validation.checks import ROW, CheckedRows, RowRules, check_rows, conform
 from falaj.governance import arrow_ipc
 from falaj.ports.machine.memory import MemoryBudget
 from falaj.ports.parsers import ByteSource, Parsed
@@ -33,31 +35,59 @@ def warm_up() -> None:
         Feature(name="t", type=ColumnType.TEXT),
         Feature(name="at", type=ColumnType.MOMENT),
     )
-    arrow_tables.conform(table, columns, required=frozenset({"at"}), where="warm-up")
+    conform(table, columns, required=frozenset({"at"}), where="warm-up")
 
 
 def parse_view_rows(sources: Sequence[ByteSource], options: Mapping[str, Any]) -> Parsed:
-    """The rows of a file after the view's `sql`, if there is one, as its `columns`; `required` ones have no nulls.
+    """The rows of a file after the view's `sql`, if there is one, in its columns and checked by its `rules`.
 
     The fact `notes` says what was assumed about them. If `strict`, that is refused. The other options are those of
-    `row_files.read_rows`.
+    `row_files.read_rows`. If rules were broken, the fact `broken` says so, and from the byte `invalid_from` on the
+    content is a second stream: the invalid rows as they came.
     """
     rows = row_files.read_rows(sources, options)
     if options["sql"] is not None:
         budget = MemoryBudget(2 * options["limit_bytes"])
         queries = DuckDbQueryEngine(budget=budget, threads=min(THREADS, os.cpu_count() or 1))
         rows = queries.select(options["sql"], {"source": rows})
-    columns = tuple(Feature.model_validate(column) for column in options["columns"])
-    found = arrow_tables.conform(
-        rows, columns, required=frozenset(options["required"]), where=options["where"]
-    )
-    assumed = arrow_tables.assumptions_of(rows, columns)
+    rules = RowRules.model_validate(options["rules"])
+    found = check_rows(rows, rules, where=options["where"])
+    assumed = arrow_tables.assumptions_of(rows, rules.columns)
     if assumed and options["strict"]:
         raise _refused(assumed, options["where"])
     notes = [str(each) for each in assumed[:MAX_NOTES]]
     if left := len(assumed) - len(notes):
         notes.append(f"{left} more columns that the view does not have, left out")
-    return Parsed(facts={"notes": notes}, content=arrow_ipc.write_table(found))
+    return _parsed(found, notes)
+
+
+def parse_quarantined_rows(sources: Sequence[ByteSource], options: Mapping[str, Any]) -> Parsed:
+    """The rows of a quarantined batch, checked by the `rules` of the view as they are now; as of `parse_view_rows`."""
+    batch = row_files.read_rows(sources, options)
+    rules = RowRules.model_validate(options["rules"])
+    rows = quarantined_rows.in_columns(batch, rules.columns)
+    return _parsed(
+        check_rows(
+            rows,
+            rules,
+            where=options["where"],
+            numbers=batch[ROW],
+            repeated=quarantined_rows.repeated(batch),
+        ),
+        [],
+    )
+
+
+def _parsed(found: CheckedRows, notes: Sequence[str]) -> Parsed:
+    content = arrow_ipc.write_table(found.rows)
+    if found.invalid is None:
+        return Parsed(facts={"notes": notes}, content=content)
+    facts = {
+        "notes": notes,
+        "broken": [each.model_dump(mode="json") for each in found.broken],
+        "invalid_from": len(content),
+    }
+    return Parsed(facts=facts, content=b"".join([content, arrow_ipc.write_table(found.invalid)]))
 
 
 def _refused(assumed: list[arrow_tables.Assumption], where: str) -> InvalidInput:

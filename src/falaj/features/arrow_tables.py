@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
-from difflib import get_close_matches
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
@@ -15,7 +14,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as parquet
 
-from falaj.errors import Fault, InvalidInput, shorten
 from falaj.governance.operations.operation import ArrowStream
 from falaj.ports.machine.memory import MemoryLease
 from falaj.ports.metadata import to_micros
@@ -42,37 +40,6 @@ ZONE = r"(Z|[+-]\d\d:?\d\d)$"
 EARLIEST = to_micros(datetime.min.replace(tzinfo=UTC))
 LATEST = to_micros(datetime.max.replace(tzinfo=UTC))
 """The moments that Python has, in microseconds since 1970: whatever is stored can be read."""
-SHOWN_ROWS = 3
-"""Bad rows that an error names."""
-
-
-def conform(
-    rows: ArrowTable, columns: tuple[Feature, ...], *, required: frozenset[str], where: str
-) -> ArrowTable:
-    """Return `columns` of `rows` cast to their types. Raise InvalidInput with all faults; `required` allow no nulls."""
-    faults: list[Fault] = []
-    found = {}
-    for column in columns:
-        if rows.column_names.count(column.name) != 1:
-            given = shorten(f"columns {', '.join(rows.column_names)}", limit=400)
-            others = {name.casefold(): name for name in rows.column_names if name != column.name}
-            close = get_close_matches(column.name.casefold(), others, n=1)
-            fix = f"did you mean {shorten(others[close[0]])}? Rename it to {column.name}" if close else None
-            faults.append(
-                Fault(where=f"{where}.{column.name}", given=given, allowed="one column of this name", fix=fix)
-            )
-            continue
-        values = _cast(rows[column.name], column.name, column.type, where, faults)
-        if values is not None and column.name in required and values.null_count:
-            empty = pc.indices_nonzero(pc.is_null(values))
-            nulls = f"{values.null_count} without a value: {_row_numbers(empty[:SHOWN_ROWS].to_pylist(), len(empty))}"
-            faults.append(Fault(where=f"{where}.{column.name}", given=nulls, allowed="a value in every row"))
-        found[column.name] = values
-    if faults:
-        raise InvalidInput(
-            f"{where}: {len(faults)} column{'s do' if len(faults) > 1 else ' does'} not fit", faults=faults
-        )
-    return pa.table(found)
 
 
 def in_stored_units(rows: ArrowTable) -> ArrowTable:
@@ -105,7 +72,7 @@ class Assumption(NamedTuple):
 
 
 def assumptions_of(rows: ArrowTable, columns: tuple[Feature, ...]) -> list[Assumption]:
-    """Return what `conform` assumes when it reads `columns` of `rows`, and which other columns it leaves out."""
+    """Return what `row_checks` assumes when it reads `columns` of `rows`, and which other columns it leaves out."""
     names = {column.name for column in columns}
     return time_assumptions(rows, columns) + [
         Assumption(name, "not a column of the view", "left out", "the columns of the view and no others")
@@ -115,7 +82,7 @@ def assumptions_of(rows: ArrowTable, columns: tuple[Feature, ...]) -> list[Assum
 
 
 def time_assumptions(rows: ArrowTable, columns: tuple[Feature, ...]) -> list[Assumption]:
-    """Return what `conform` assumes about the times in `columns` of `rows`."""
+    """Return what `row_checks` assumes about the times in `columns` of `rows`."""
     found: list[Assumption] = []
     for column in columns:
         if column.type is ColumnType.MOMENT and rows.column_names.count(column.name) == 1:
@@ -152,7 +119,7 @@ def _count(number: int) -> str:
 
 
 def schema_of(columns: tuple[Feature, ...]) -> Any:
-    """Return the Arrow schema of `columns`, as `conform` makes it."""
+    """Return the Arrow schema of `columns`, as `row_checks.conform` makes it."""
     return pa.schema([(column.name, TYPES[column.type]) for column in columns])
 
 
@@ -185,7 +152,7 @@ def guess_type(values: Any) -> ColumnType | None:
 
 def _is_castable(values: Any, kind: ColumnType) -> bool:
     try:
-        _converted(values, kind)
+        converted(values, kind)
     except pa.ArrowException:
         return False
     return True
@@ -305,78 +272,8 @@ def _whole(dataset: ArrowDataset, limit_bytes: int) -> ArrowTable | None:
     return pa.concat_tables(files).cast(dataset.schema) if files else dataset.to_table()
 
 
-def storable(rows: ArrowTable, *, where: str) -> ArrowTable:
-    """Return `rows` in types that table stores take. Raise InvalidInput with all faults."""
-    faults: list[Fault] = []
-    columns = [
-        _storable(column, name, where, faults)
-        for name, column in zip(rows.column_names, rows.columns, strict=True)
-    ]
-    if faults:
-        raise InvalidInput(f"{where}: {len(faults)} columns cannot be stored", faults=faults)
-    return pa.table(columns, names=rows.column_names)
-
-
-def _storable(column: Any, name: str, where: str, faults: list[Fault]) -> Any:
-    kind, types = column.type, pa.types
-    if types.is_float16(kind):
-        return column.cast(pa.float32())
-    if types.is_unsigned_integer(kind):  # tables have signed ones of the same width
-        found = _cast(column, name, ColumnType.INTEGER, where, faults)
-        return column if found is None else found
-    if types.is_timestamp(kind) or types.is_date(kind):
-        _cast(column, name, ColumnType.MOMENT, where, faults)
-    elif not _is_storable(kind):
-        given = shorten(str(kind), limit=200)
-        faults.append(Fault(where=f"{where}.{shorten(name)}", given=given, allowed=STORED_TYPES))
-    return column
-
-
-def _is_storable(kind: Any) -> bool:
-    types = pa.types
-    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
-        return _is_storable(kind.value_type)
-    if types.is_map(kind):
-        return _is_storable(kind.key_type) and _is_storable(kind.item_type)
-    if types.is_struct(kind):
-        inner = [kind.field(number).type for number in range(kind.num_fields)]
-        return bool(inner) and all(map(_is_storable, inner))
-    if types.is_integer(kind) or types.is_floating(kind):
-        return not types.is_uint64(kind) and not types.is_float16(kind)
-    if types.is_fixed_size_binary(kind) and not types.is_decimal(kind):
-        return bool(kind.byte_width)
-    return any(is_kind(kind) for is_kind in STORED_KINDS)
-
-
-STORED_KINDS = (
-    pa.types.is_null,
-    pa.types.is_boolean,
-    pa.types.is_decimal128,
-    pa.types.is_string,
-    pa.types.is_large_string,
-    pa.types.is_binary,
-    pa.types.is_large_binary,
-    pa.types.is_timestamp,
-    pa.types.is_date,
-)
-STORED_TYPES = "numbers, booleans, text, bytes, dates, timestamps, and lists, structs and maps of these"
-
-
-def _cast(values: Any, name: str, kind: ColumnType, where: str, faults: list[Fault]) -> Any:
-    """Cast `values` to the type `kind`; on failure return None and add a fault with the first bad rows."""
-    try:
-        return _converted(values, kind)
-    except (pa.ArrowNotImplementedError, pa.ArrowTypeError):
-        given = f"{values.type}, which cannot be cast to {_type_name(kind)}"
-    except pa.ArrowInvalid:
-        bad = _bad_rows(values, kind, 0, SHOWN_ROWS + 1)
-        shown = ", ".join(shorten(_shown(values[number]), limit=30) for number in bad[:SHOWN_ROWS])
-        given = f"{values.type}: {shown} in {_row_numbers(bad[:SHOWN_ROWS], len(bad))}"
-    faults.append(Fault(where=f"{where}.{shorten(name)}", given=given, allowed=_type_name(kind)))
-    return None
-
-
-def _converted(values: Any, kind: ColumnType) -> Any:
+def converted(values: Any, kind: ColumnType) -> Any:
+    """Return `values` in the type of a column; NaN is null. Raise ArrowException if that cannot be."""
     if pa.types.is_floating(values.type):  # pandas writes nulls as NaN; as a text it would be a key, "nan"
         values = pc.if_else(pc.is_nan(values), None, values)
     if pa.types.is_large_string(values.type):  # polars and pandas write text so
@@ -403,38 +300,3 @@ def _readable(moments: Any) -> Any:
     if bounds["min"] is not None and not EARLIEST <= bounds["min"] <= bounds["max"] <= LATEST:
         raise pa.ArrowInvalid("a timestamp outside the years 1 to 9999")
     return moments
-
-
-def _shown(value: Any) -> object:
-    """Return a value as an error shows it; Python has neither all years nor nanoseconds."""
-    try:
-        return (value.cast(pa.string()) if pa.types.is_temporal(value.type) else value).as_py()
-    except (pa.ArrowInvalid, OverflowError, ValueError, KeyError):  # a time zone that nobody knows
-        return getattr(value, "value", str(value.type))
-
-
-def _bad_rows(values: Any, kind: ColumnType, start: int, limit: int) -> list[int]:
-    """Find the first `limit` rows that cannot be cast, by bisection."""
-    try:
-        _converted(values, kind)
-    except pa.ArrowInvalid:
-        if len(values) == 1:
-            return [start]
-        half = len(values) // 2
-        found = _bad_rows(values[:half], kind, start, limit)
-        if len(found) < limit:
-            found += _bad_rows(values[half:], kind, start + half, limit - len(found))
-        return found
-    return []
-
-
-def _row_numbers(first: list[int], count: int) -> str:
-    """Format row numbers counted from 1, not counting the header of a CSV."""
-    numbers = ", ".join(str(number + 1) for number in first)
-    return f"row{'s' if len(first) > 1 else ''} {numbers}" + (" and more" if count > len(first) else "")
-
-
-def _type_name(kind: ColumnType) -> str:
-    if kind is ColumnType.MOMENT:
-        return "a timestamp like 2024-06-01T08:00:00Z, in the years 1 to 9999"
-    return str(kind)

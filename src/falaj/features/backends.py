@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
 
+from falaj.governance.blobs.contents import BlobContents
 from falaj.governance.encryption.blobs import EncryptedBlobs
 from falaj.governance.operations.gate import Gate
 from falaj.ports.machine.memory import MemoryBudget, MemoryLease
@@ -25,6 +26,11 @@ class FeatureBackends:
     queries: QueryEngine
     parsers: ParserPool
     budget: MemoryBudget
+
+    @property
+    def contents(self) -> BlobContents:
+        """The bytes of blobs that belong to views and training sets."""
+        return BlobContents(self.gate.database, self.blobs, platform=self.gate.audit.log_id)
 
     @contextmanager
     def leased(self) -> Iterator[tuple[FeatureBackends, MemoryLease]]:

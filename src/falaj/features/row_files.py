@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv as csv
 import pyarrow.ipc as ipc
 import pyarrow.parquet as parquet
@@ -21,14 +22,16 @@ HEAD_BYTES = 1 << 16
 SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "vertical bars"}
 MARKS = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
 """How text in another encoding begins."""
+NULLS = pa.array(csv.ConvertOptions().null_values)
+DAY = r"^(\d{4}-\d\d-\d\d)$"
 ALLOWED = "rows as Parquet, CSV or Arrow"
 
 
 def parse_rows(sources: Sequence[ByteSource], options: Mapping[str, Any]) -> Parsed:
     """The parser of spines: the rows of a file, in types that every reader knows and a table can store."""
-    from falaj.features import arrow_tables
+    from falaj.features.validation import conversion
 
-    rows = arrow_tables.storable(read_rows(sources, options), where=_where(options))
+    rows = conversion.storable(read_rows(sources, options), where=_where(options))
     return Parsed(content=arrow_ipc.write_table(rows))
 
 
@@ -47,12 +50,13 @@ def read_rows(sources: Sequence[ByteSource], options: Mapping[str, Any]) -> Arro
     """Return the rows of the one source, fully validated.
 
     The options are its `name`, `texts` (columns of a CSV that are read as text) and `limit_bytes` (of decoded rows).
+    Columns in `typed` are no texts: one wrong value makes all of a CSV's column text, and the others are mended then.
     """
     (source,) = sources
     where, limit_bytes = _where(options), options["limit_bytes"]
     data = pa.py_buffer(source.read_range(0, source.size_bytes))
     try:
-        table = _parsed(data, options["texts"], limit_bytes, where)
+        table = _parsed(data, options, where)
         return _plain(table, where, limit_bytes)
     except MemoryError:
         raise
@@ -64,8 +68,8 @@ def _where(options: Mapping[str, Any]) -> str:
     return f"blob {options['name']}"
 
 
-def _parsed(data: Any, texts: Iterable[str], limit_bytes: int, where: str) -> ArrowTable:
-    head = data[:6].to_pybytes()
+def _parsed(data: Any, options: Mapping[str, Any], where: str) -> ArrowTable:
+    head, limit_bytes = data[:6].to_pybytes(), options["limit_bytes"]
     if head[:4] == b"PAR1":
         return _parquet(data, limit_bytes)
     if head == b"ARROW1":
@@ -75,7 +79,7 @@ def _parsed(data: Any, texts: Iterable[str], limit_bytes: int, where: str) -> Ar
     if head[:4] == b"\xff\xff\xff\xff":
         stream = ipc.open_stream(data)
         return arrow_ipc.validated(stream, stream.schema, limit_bytes=limit_bytes)
-    table = _read_csv(data, texts, where)
+    table = _mended(_read_csv(data, options["texts"], where), options.get("typed", ()))
     return arrow_ipc.validated(table.to_batches(), table.schema, limit_bytes=limit_bytes)
 
 
@@ -98,6 +102,20 @@ def _read_csv(data: Any, texts: Iterable[str], where: str) -> ArrowTable:
         _require_commas(where, head)
     if any(pa.types.is_binary(kind) for kind in table.schema.types):
         raise _other_encoding(where, "LATIN1")
+    return table
+
+
+def _mended(table: ArrowTable, typed: Iterable[str]) -> ArrowTable:
+    """Return `table` where texts in columns of another type are as pyarrow reads them in a column without wrong values.
+
+    There, spaces around a value do not count, some spellings are null, and a day is its midnight.
+    """
+    for name in typed:
+        if table.column_names.count(name) == 1 and pa.types.is_string(table[name].type):
+            values = pc.utf8_trim_whitespace(table[name])
+            values = pc.replace_substring_regex(values, DAY, r"\1T00:00:00")
+            values = pc.if_else(pc.is_in(values, NULLS), None, values)
+            table = table.set_column(table.column_names.index(name), name, values)
     return table
 
 

@@ -15,6 +15,7 @@ from falaj.features.online import OnlineFeatures
 from falaj.features.sources import file_columns
 from falaj.features.spines import SpineSpan
 from falaj.features.table_versions.published import remove_orphans
+from falaj.features.validation import batches
 from falaj.features.view_versions.apply import apply_definitions
 from falaj.governance import objects
 from falaj.governance.blobs.service import STAGED_FOR, Age
@@ -34,6 +35,7 @@ from falaj.records.features import (
     Column,
     ColumnOrigin,
     DatasetRef,
+    DiscardResult,
     Duration,
     Entity,
     FeatureView,
@@ -44,6 +46,9 @@ from falaj.records.features import (
     Moment,
     OnlineRows,
     PlannedChange,
+    QuarantinedBatch,
+    QuarantinedRows,
+    QuarantineRef,
     RequestFeatures,
     StoredView,
     TableCleanup,
@@ -128,7 +133,8 @@ class Features:
         A blob whose bytes were added before is not added again, unless `again`. Times without a zone are read as UTC,
         nanoseconds are cut, and columns that the view does not have are left out; the notes of the result say so. If
         `strict`, such rows are refused. Where rows are known when they come in, those of a `backfill` count as known
-        when they happened; the first rows of a view always do.
+        when they happened; the first rows of a view always do. If the view says so (`invalid_rows`), rows that break
+        its rules are quarantined, and the others added.
         """
         call = current_call()
         return views.ingest(
@@ -140,6 +146,37 @@ class Features:
             again=again,
             backfill=backfill,
         )
+
+    @operation("features.quarantined_batches", resource="view", mode=Mode.READ)
+    def quarantined_batches(
+        self, view: ViewRef, *, after: Cursor = "", limit: PageSize = 100
+    ) -> Page[QuarantinedBatch]:
+        """List the files whose invalid rows were set aside when they were added to a view, newest first."""
+        call = current_call()
+        return batches.list_batches(self.gate, call, call.object("view"), after=after, limit=limit)
+
+    @operation("features.quarantined_rows", resource="quarantine", mode=Mode.FREE, exports=True)
+    def quarantined_rows(
+        self, batch: QuarantineRef, *, after: Cursor = "", limit: PageSize = 100
+    ) -> QuarantinedRows:
+        """Show rows of a quarantined batch and the rules that they break, for those who may read the view's rows."""
+        call = current_call()
+        return batches.show_rows(self.backends, call, call.object("batch"), after=after, limit=limit)
+
+    @operation("features.ingest_quarantined", resource="quarantine", mode=Mode.LATE)
+    def ingest_quarantined(self, batch: QuarantineRef) -> IngestResult:
+        """Add the rows of a quarantined batch that break no rule of the view any more; the others stay in it.
+
+        They are checked by the newest definition of the view, which must have the other rows of their file.
+        """
+        call = current_call()
+        return views.ingest_quarantined(self.backends, call, call.object("batch"))
+
+    @operation("features.discard_quarantined", resource="quarantine", confirm=True)
+    def discard_quarantined(self, batch: QuarantineRef) -> DiscardResult:
+        """Delete the rows of a quarantined batch; how many there were, and why, stays recorded."""
+        call = current_call()
+        return batches.discard(self.backends, call, call.object("batch"))
 
     @operation("features.infer", resource="blob", mode=Mode.FREE, exports=True)
     def infer(

@@ -10,7 +10,6 @@ from falaj.features.backends import FeatureBackends
 from falaj.features.joins import ARRIVAL, ROW, quoted, require_distinct_columns
 from falaj.features.sources import MAX_NOTES, NOTE_CHARS, spine_rows
 from falaj.features.views import require_scan, stored_rows
-from falaj.governance.blobs.contents import BlobContents
 from falaj.governance.operations.call import Call
 from falaj.ports.machine.memory import MemoryLease
 from falaj.ports.metadata import from_micros, to_micros
@@ -76,8 +75,8 @@ def load_spine(
 def keep_spine(backends: FeatureBackends, call: Call, source: StoredObject) -> None:
     """Keep an uploaded spine beyond its staging period."""
     if source.kind == "blob":
-        blobs = BlobContents(backends.gate.database, backends.blobs)
-        blobs.keep(call.tx, blobs.facts(call.tx, source.id), now=call.now)
+        contents = backends.contents
+        contents.keep(call.tx, contents.facts(call.tx, source.id), now=call.now)
 
 
 def _view_rows(backends: FeatureBackends, view: StoredView) -> ArrowTable:
@@ -138,6 +137,7 @@ def _checked(
     Rows with null keys stay and match nothing.
     """
     from falaj.features import arrow_tables
+    from falaj.features.validation.checks import conform
 
     feature_columns = [
         f"{view.definition.name}__{feature.name}" for view in views for feature in view.definition.features
@@ -157,7 +157,7 @@ def _checked(
         )
     typed = {key.name: key for view in views for key in view.keys}
     typed[event_time] = Feature(name=event_time, type=ColumnType.MOMENT)
-    fitting = arrow_tables.conform(spine, tuple(typed.values()), required=frozenset(), where="spine")
+    fitting = conform(spine, tuple(typed.values()), required=frozenset(), where="spine")
     assumed = arrow_tables.time_assumptions(spine, tuple(typed.values()))
     for name in (each for each in spine.column_names if each not in typed):
         assumed += arrow_tables.cut_nanoseconds(name, spine[name])

@@ -1,14 +1,14 @@
-"""SQL of the feature store: entities, view versions and training sets."""
+"""SQL of the feature store: entities, view versions, quarantined batches and training sets."""
 
 from __future__ import annotations
 
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import insert, or_, select, update
+from sqlalchemy import RowMapping, func, insert, or_, select, update
 
 from falaj.errors import Conflict, NotFound
-from falaj.features.tables import entities, ingestions, training_sets, views
+from falaj.features.tables import entities, ingestions, quarantined_batches, training_sets, views
 from falaj.governance.objects import by_id
 from falaj.governance.operations.call import Call
 from falaj.ports.metadata import Transaction
@@ -24,6 +24,7 @@ from falaj.records.features import (
     TrainingSet,
 )
 from falaj.records.governance.objects import StoredObject
+from falaj.records.names import ObjectId
 
 
 def load_entity(tx: Transaction, found: StoredObject) -> Entity:
@@ -115,6 +116,38 @@ def copy_ingestions(call: Call, before: StoredView, after: StoredView) -> None:
     rows = [{**row, "version": after.version} for row in call.tx.execute(query).mappings()]
     if rows:
         call.tx.execute(insert(ingestions), rows)
+
+
+def next_quarantined(tx: Transaction, view: StoredView) -> int:
+    """Return the number of the next batch of quarantined rows of a view."""
+    last = select(func.max(quarantined_batches.c.number)).where(quarantined_batches.c.view == view.id)
+    return int(tx.execute(last).scalar() or 0) + 1
+
+
+def add_quarantined(call: Call, new: StoredObject, facts: dict[str, Any]) -> None:
+    row = {"id": new.id, "by": call.caller.name, "at": call.now, "ingested": 0}
+    call.tx.execute(insert(quarantined_batches), row | facts)
+
+
+def load_quarantined(tx: Transaction, batch: StoredObject) -> RowMapping:
+    query = select(quarantined_batches).where(quarantined_batches.c.id == batch.id)
+    return tx.execute(query).mappings().one()
+
+
+def list_quarantined(tx: Transaction, view: ObjectId, *, before: int | None, limit: int) -> list[RowMapping]:
+    """Return the batches of a view before the number `before`, newest first."""
+    query = select(quarantined_batches).where(quarantined_batches.c.view == view)
+    if before is not None:
+        query = query.where(quarantined_batches.c.number < before)
+    return [*tx.execute(query.order_by(quarantined_batches.c.number.desc()).limit(limit)).mappings()]
+
+
+def change_quarantined(call: Call, before: RowMapping, changes: dict[str, Any]) -> None:
+    """Change a batch. Raise Conflict if it does not have the rows of `before` any more."""
+    table = quarantined_batches
+    same = update(table).where(table.c.id == before["id"], table.c.rows == before["rows"])
+    if call.tx.execute(same.values(**changes)).rowcount != 1:
+        raise Conflict("the quarantined batch was changed by someone else; look at it again")
 
 
 def publish_online(call: Call, found: StoredView) -> None:

@@ -1,8 +1,8 @@
-"""Tables of the feature store: entities, view versions and their ingestions, training sets, and their files."""
+"""Tables of the feature store: entities, view versions, their ingestions and quarantined rows, training sets, files."""
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, Column, ForeignKey, Integer, Table, Text
+from sqlalchemy import BigInteger, Boolean, Column, ForeignKey, Integer, Table, Text
 
 from falaj.governance.tables import object_key
 from falaj.ports.metadata import METADATA, UNRECORDED, JsonText, UtcTime
@@ -50,6 +50,24 @@ ingestions = Table(
     Column("version", Integer, primary_key=True, autoincrement=False),
     Column("sha256", Text, primary_key=True),
     Column("at", UtcTime, nullable=False),
+)
+
+quarantined_batches = Table(
+    "features_quarantined_batches",
+    METADATA,
+    Column("view", Text, ForeignKey("governance_objects.id"), primary_key=True),
+    Column("number", Integer, primary_key=True, autoincrement=False),
+    Column("id", Text, ForeignKey("governance_objects.id"), nullable=False, unique=True),
+    Column("version", Integer, nullable=False),
+    Column("data", Text, ForeignKey("governance_objects.id"), nullable=False),
+    Column("sha256", Text, nullable=False),
+    Column("by", Text, nullable=False),
+    Column("at", UtcTime, nullable=False),
+    Column("is_history", Boolean, nullable=False),  # rows of a first load or a back-fill
+    Column("quarantined", BigInteger, nullable=False),
+    Column("ingested", BigInteger, nullable=False),
+    Column("rows", BigInteger, nullable=False),
+    Column("rules", JsonText, nullable=False),
 )
 
 table_files = Table(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
@@ -13,8 +13,10 @@ from falaj.features import store
 from falaj.features.aggregations import aggregate, newest_windows
 from falaj.features.backends import FeatureBackends
 from falaj.features.joins import ARRIVAL, INGESTED, JoinedView, created_column, require_distinct_columns
-from falaj.features.sources import ViewRows, content_hash, view_rows
+from falaj.features.sources import ViewRows, content_hash, rechecked_rows, view_rows
 from falaj.features.table_versions import files as table_files
+from falaj.features.validation import batches
+from falaj.features.validation.batches import WrittenBatch
 from falaj.governance.audit.deep import TABLE
 from falaj.governance.encryption.keyring import require_living_key
 from falaj.governance.lineage import graph
@@ -36,11 +38,15 @@ WAIT_S = 45.0
 
 @dataclass(frozen=True)
 class _Upload:
-    """How rows came in: the SHA-256 of the upload, whether it is added once more, and whether its rows are history."""
+    """How rows came in: the SHA-256 of the upload, whether it is added once more, and whether its rows are history.
+
+    `invalid` has those that break a rule.
+    """
 
     content: str
     again: bool
     backfill: bool
+    invalid: WrittenBatch | None = None
 
 
 def ingest(
@@ -66,11 +72,61 @@ def ingest(
             raise InvalidInput.at("backfill", given=backfill, allowed=allowed)
         if since is not None:
             return _already(backends, call, view, since)
-        upload = _Upload(content, again, backfill)
         with backends.budget.lease() as memory:
-            rows = view_rows(backends, call, blob, view, strict=strict, memory=memory)
-            if (done := _add(backends, call, target, view, rows, upload)) is not None:
-                return done
+            rows = view_rows(backends, call, blob, view, strict=strict, backfill=backfill, memory=memory)
+            with batches.written(backends, view, rows.invalid) as invalid:
+                upload = _Upload(content, again, backfill, invalid)
+                if (done := _add(backends, call, target, view, rows, upload)) is not None:
+                    return done
+
+
+def ingest_quarantined(backends: FeatureBackends, call: Call, batch: StoredObject) -> IngestResult:
+    """Add those rows of a quarantined batch that break no rule of the view any more; the others stay."""
+    gate = backends.gate
+    with gate.database.read() as tx:
+        target = batches.view_of(tx, batch)
+        gate.require(call, "features.ingest", target, tx=tx)
+        view = store.load_view(tx, target)
+    with writing_turn(backends, view), backends.budget.lease() as memory:
+        try:
+            with gate.database.read() as tx:
+                view, facts = store.load_view(tx, target), store.load_quarantined(tx, batch)
+                source = batches.source(backends, tx, batch)
+                _require_file(tx, view, facts["sha256"])
+        except Conflict as error:
+            return gate.commit(call, partial(_refuse, error))  # a repeated call gets its first answer
+        rows = rechecked_rows(backends, call, source, view, memory=memory)
+        if not rows.rows.num_rows:
+            return gate.commit(call, lambda: batches.still_quarantined(batch, rows, _unchanged(view)))
+        with batches.written(backends, view, rows.invalid) as left:
+            known_from = _known_from(view, gate.clock(), is_history=facts["is_history"])
+
+            def record(done: IngestResult) -> IngestResult:
+                return batches.keep_left(backends, call, facts, rows, left, done)
+
+            return _publish(backends, call, view, rows, known_from=known_from, record=record)
+
+
+def _require_file(tx: Transaction, view: StoredView, content: str) -> None:
+    """Raise Conflict if a version does not have the other rows of the file, such as one that kept no rows.
+
+    The whole file can be ingested there: its invalid rows would come in twice.
+    """
+    if store.ingested_at(tx, view, content) is None:
+        raise Conflict(
+            f"version {view.version} of view {view.definition.name} does not have the other rows of the file; "
+            "ingest the file again, and discard this batch"
+        )
+
+
+def _unchanged(view: StoredView) -> IngestResult:
+    return IngestResult(
+        view=view.id, version=view.version, table_version=view.table_version or 0, added=0, rows=view.rows
+    )
+
+
+def _refuse(error: Conflict) -> IngestResult:
+    raise error
 
 
 def _add(
@@ -92,7 +148,7 @@ def _add(
             try:
                 if since is not None:
                     return _already(backends, call, now, since, notes=given.notes)
-                return _publish(backends, call, now, given, upload)
+                return _publish_upload(backends, call, now, given, upload)
             except Conflict:
                 if not left:
                     raise
@@ -173,20 +229,46 @@ def _require_zone(gate: Gate, tx: Transaction, call: Call, target: StoredObject,
     gate.zones.require(tx, [blob], gate.zones.named(target.zone), seen=seen)
 
 
-def _known_from(view: StoredView, upload: _Upload, now: datetime) -> datetime | None:
+def _known_from(view: StoredView, now: datetime, *, is_history: bool) -> datetime | None:
     """Return since when rows that come in now are known; none if that is their event or created time.
 
     The first rows of a view are its history: they were known when they happened.
     """
-    return now if view.known_at is KnownAt.INGESTION and view.rows and not upload.backfill else None
+    return now if view.known_at is KnownAt.INGESTION and view.rows and not is_history else None
+
+
+def _publish_upload(
+    backends: FeatureBackends, call: Call, view: StoredView, given: ViewRows, upload: _Upload
+) -> IngestResult:
+    known_from = _known_from(view, backends.gate.clock(), is_history=upload.backfill)
+
+    def record(done: IngestResult) -> IngestResult:
+        target, blob = call.object("view"), call.object("data")
+        _require_zone(backends.gate, call.tx, call, target, blob)
+        store.add_ingestion(call, view, upload.content)
+        graph.flow(call, [blob], target)
+        if upload.invalid is None:
+            return done
+        is_history = known_from is None
+        return batches.add(
+            backends, call, view, given, upload.invalid, done, sha256=upload.content, is_history=is_history
+        )
+
+    return _publish(backends, call, view, given, known_from=known_from, record=record)
 
 
 def _publish(
-    backends: FeatureBackends, call: Call, view: StoredView, given: ViewRows, upload: _Upload
+    backends: FeatureBackends,
+    call: Call,
+    view: StoredView,
+    given: ViewRows,
+    *,
+    known_from: datetime | None,
+    record: Callable[[IngestResult], IngestResult],
 ) -> IngestResult:
+    """Write rows behind those of a view and publish them; `record` stores what else belongs to that transaction."""
     from falaj.features import arrow_tables
 
-    known_from = _known_from(view, upload, backends.gate.clock())
     numbered = arrow_tables.with_row_numbers(given.rows, ARRIVAL, start=view.rows)
     if view.known_at is KnownAt.INGESTION:
         numbered = arrow_tables.with_moment(numbered, INGESTED, known_from)
@@ -198,23 +280,21 @@ def _publish(
     total = view.rows + numbered.num_rows
 
     def publish() -> IngestResult:
-        target, blob = call.object("view"), call.object("data")
-        _require_zone(backends.gate, call.tx, call, target, blob)
         require_living_key(call.tx, view.workspace)
         table_files.require_stored(tables, table, written)
         table_files.publish_version(call.tx, table, written, onto=onto)
         store.publish_rows(call, view, table_version=written.number, rows=total)
-        store.add_ingestion(call, view, upload.content)
         call.publish(TABLE, f"{view.zone}/{table}", version=written.number, digest=written.digest)
-        graph.flow(call, [blob], target)
-        return IngestResult(
-            view=view.id,
-            version=view.version,
-            table_version=written.number,
-            added=numbered.num_rows,
-            rows=total,
-            known_from=known_from,
-            notes=given.notes,
+        return record(
+            IngestResult(
+                view=view.id,
+                version=view.version,
+                table_version=written.number,
+                added=numbered.num_rows,
+                rows=total,
+                known_from=known_from,
+                notes=given.notes,
+            )
         )
 
     return backends.gate.commit(call, publish)
@@ -229,14 +309,6 @@ def _already(
         target, blob = call.object("view"), call.object("data")
         _require_zone(backends.gate, call.tx, call, target, blob)
         graph.flow(call, [blob], target)
-        return IngestResult(
-            view=view.id,
-            version=view.version,
-            table_version=view.table_version or 0,
-            added=0,
-            rows=view.rows,
-            notes=notes,
-            already_since=since,
-        )
+        return _unchanged(view).model_copy(update={"notes": notes, "already_since": since})
 
     return backends.gate.commit(call, publish)

@@ -10,6 +10,7 @@ from typing import Annotated, Literal, Self
 from pydantic import (
     AfterValidator,
     Field,
+    StrictStr,
     ValidationInfo,
     field_serializer,
     field_validator,
@@ -23,6 +24,7 @@ from falaj.records.record import Record
 
 ViewRef = Annotated[Reference, RefersTo("view")]
 DatasetRef = Annotated[Reference, RefersTo("dataset")]
+QuarantineRef = Annotated[Reference, RefersTo("quarantine")]
 
 Column = Annotated[
     str,
@@ -52,19 +54,90 @@ class ColumnType(StrEnum):
 NUMBERS = (ColumnType.INTEGER, ColumnType.FLOAT)
 
 
+class InvalidRows(StrEnum):
+    """What becomes of a file with invalid rows: it is refused, or they are set aside and the others added."""
+
+    REFUSE = "refuse"
+    QUARANTINE = "quarantine"
+
+
+class RowRule(StrEnum):
+    """A rule that a single row can break, named like the field of the definition that declares it.
+
+    `type`: the value can be converted to the type of its column. Keys and times are `not_null` always.
+    """
+
+    TYPE = "type"
+    NOT_NULL = "not_null"
+    MIN = "min"
+    MAX = "max"
+    ALLOWED = "allowed"
+    MAX_AHEAD = "max_ahead"
+    UNIQUE = "unique"
+
+
+class BrokenRule(Record):
+    """A rule of a column, and how many rows break it. A row may break several."""
+
+    rule: RowRule
+    column: str
+    rows: int
+
+
+WholeNumber = Annotated[int, Field(strict=True, ge=-(2**63), lt=2**63)]
+Number = WholeNumber | Annotated[float, Field(strict=True, allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
 class Feature(Record):
-    """A column and its type. `only` and `classes` label it: they become part of the label of its view."""
+    """A column and its type. `only` and `classes` label it: they become part of the label of its view.
+
+    The others are rules for rows that come in: a value in every row (`not_null`), a range, the only `allowed` values.
+    A null breaks none but the first. `max_null_rate` is the largest share of nulls in a file.
+    """
 
     name: Column
     type: ColumnType
     only: Annotated[tuple[Jurisdiction, ...], Field(min_length=1)] | None = None
     classes: tuple[DataClass, ...] = ()
+    not_null: bool = False
+    min: Number | None = None
+    max: Number | None = None
+    allowed: Annotated[tuple[Number | StrictStr, ...], Field(min_length=1, max_length=1000)] | None = None
+    max_null_rate: Share | None = None
 
     @property
     def label(self) -> Label:
         return Label(
             only=None if self.only is None else frozenset(self.only), classes=frozenset(self.classes)
         )
+
+    @property
+    def rules(self) -> dict[RowRule, str]:
+        """The rules that a single row can break, each in words: what is allowed."""
+        found = {RowRule.NOT_NULL: "a value in every row"} if self.not_null else {}
+        if self.min is not None:
+            found[RowRule.MIN] = f"at least {self.min}"
+        if self.max is not None:
+            found[RowRule.MAX] = f"at most {self.max}"
+        if self.allowed is not None:
+            found[RowRule.ALLOWED] = f"one of {', '.join(map(str, self.allowed))}"
+        return found
+
+    @model_validator(mode="after")
+    def _rules_fit(self) -> Self:
+        bounds = [bound for bound in (self.min, self.max) if bound is not None]
+        if bounds and self.type not in NUMBERS:
+            raise ValueError("min and max are rules of integer and float columns")
+        if self.allowed is not None and self.type not in (*NUMBERS, ColumnType.TEXT):
+            raise ValueError("allowed is a rule of integer, float and text columns")
+        kinds: tuple[type, ...] = (str,) if self.type is ColumnType.TEXT else (int, float)
+        kinds = (int,) if self.type is ColumnType.INTEGER else kinds
+        if odd := [value for value in (*bounds, *(self.allowed or ())) if not isinstance(value, kinds)]:
+            raise ValueError(f"rules of this column have values of its type, {self.type}, not {odd[0]!r}")
+        if self.min is not None and self.max is not None and self.min > self.max:
+            raise ValueError("min must not exceed max")
+        return self
 
 
 class Entity(Record):
@@ -128,6 +201,11 @@ class FeatureView(Record):
     rows of the first load, and of back-fills, were known when they happened, others when they came in. "event_time"
     takes all rows as known when they happened: a row that comes in late then changes what older rows of a training set
     get.
+
+    Rules for rows that come in, besides those of columns: `max_ahead` is how far an event time may lie in the future;
+    `unique` rows of a file have different keys and times; `freshness` is how old the newest event time of a file may
+    be. A file with rows that break a rule is refused, unless `invalid_rows` is "quarantine": then they are set aside,
+    if they are at most `max_invalid_share` of the file.
     """
 
     name: Name
@@ -141,6 +219,11 @@ class FeatureView(Record):
     aggregations: Annotated[tuple[Aggregation, ...], Field(max_length=200)] = ()
     only: Annotated[tuple[Jurisdiction, ...], Field(min_length=1)] | None = None
     classes: tuple[DataClass, ...] = ()
+    invalid_rows: InvalidRows = InvalidRows.REFUSE
+    max_invalid_share: Annotated[float, Field(gt=0, le=1)] = 0.1
+    max_ahead: Duration | None = None
+    unique: bool = False
+    freshness: Duration | None = None
 
     @property
     def features(self) -> tuple[Feature, ...]:
@@ -250,7 +333,8 @@ class IngestResult(Record):
     """The rows of a view after an ingestion. `notes` say what was assumed to read the uploaded ones.
 
     `known_from` is when the added rows became known, where that is when they came in. If the same upload had been added
-    before, nothing is added, and `already_since` says when that was.
+    before, nothing is added, and `already_since` says when that was. Invalid rows that were `quarantined` are in
+    `batch`; `rules` are those they break.
     """
 
     view: ObjectId
@@ -261,6 +345,65 @@ class IngestResult(Record):
     known_from: datetime | None = None
     notes: tuple[str, ...] = ()
     already_since: datetime | None = None
+    quarantined: int = 0
+    batch: str | None = None
+    rules: tuple[BrokenRule, ...] = ()
+
+
+class QuarantinedBatch(Record):
+    """The rows of one file that were set aside. `rows` are left, of `quarantined` at first; they break `rules`.
+
+    `version` is that of the view at the time. `file` is the uploaded blob, empty if the reader may not see it; `sha256`
+    is that of its bytes.
+    """
+
+    id: ObjectId
+    name: str
+    view: ObjectId
+    version: int
+    file: str
+    sha256: str
+    by: str
+    at: datetime
+    rows: int
+    quarantined: int
+    ingested: int
+    discarded: int
+    rules: tuple[BrokenRule, ...]
+
+
+class BrokenValue(Record):
+    """A rule that a row breaks, and the value that does, shortened; none if it is null."""
+
+    rule: RowRule
+    column: str
+    value: str | None
+
+
+class QuarantinedRow(Record):
+    """A row as it came. `row` is its number in the file, from 1; with `sql`, in what that made of the file.
+
+    `values` are shortened texts, in the order of the answer's `columns`.
+    """
+
+    row: int
+    broken: tuple[BrokenValue, ...]
+    values: tuple[str | None, ...]
+
+
+class QuarantinedRows(Record):
+    """A part of the rows of a batch; `next` asks for the part after it, none if this is the last."""
+
+    columns: tuple[str, ...]
+    items: tuple[QuarantinedRow, ...]
+    next: str | None = None
+
+
+class DiscardResult(Record):
+    """The number of rows of a quarantined batch that were discarded."""
+
+    batch: str
+    discarded: int
 
 
 class PinnedView(Record):

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pyarrow as pa
 import pytest
 
-from console_data import HOSTILE, ROWS, make_features, rows
+from console_data import HOSTILE, ROWS, make_features, make_quarantine, rows
 from falaj.apps.console.components.states import BAD, GOOD, IDLE, WAITING
 from falaj.apps.console.pages.features.catalogue import catalogue
 from falaj.apps.console.pages.features.distributions import (
@@ -17,6 +17,7 @@ from falaj.apps.console.pages.features.distributions import (
     distributions,
     read_sample,
 )
+from falaj.apps.console.pages.features.quarantine import chosen_batch, quarantine_view
 from falaj.apps.console.pages.features.training_sets import (
     TrainingSetRecords,
     training_set_list,
@@ -125,6 +126,35 @@ def test_refused_files_and_readers_come_from_the_audit_log(light_platform: OwnPl
     assert page.reads is not None
     assert [each[1:3] for each in page.reads] == [("features.scan", "1")]
     assert data.calls.id == page.id
+
+
+def test_quarantined_batches_are_shown_with_the_rows_of_one(light_platform: OwnPlatform) -> None:
+    make_quarantine(light_platform, "churn")
+    features = light_platform.features
+    batches = features.quarantined_batches("churn-visits").items
+    features.discard_quarantined(batches[0].id)
+    batches = features.quarantined_batches("churn-visits").items
+
+    opened = chosen_batch(batches, "churn-visits-2")  # has no rows left
+    assert opened is not None
+    rows = features.quarantined_rows(opened.id, limit=2)
+    page = quarantine_view(batches, opened, rows, frozenset(), times=TIMES)
+
+    assert [(each.name, each.rows, each.became) for each in page.batches] == [
+        ("churn-visits-2", "0", "1 discarded"),
+        ("churn-visits-1", "3", ""),
+    ]
+    assert page.batches[1].rules == "minutes type (2), minutes min (1)"
+    assert page.opened is not None
+    assert page.opened.name == "churn-visits-1"
+    assert page.opened.columns == ("row", "breaks", "customer", "event_time", "minutes")
+    assert [(each[0], each[1], each[4]) for each in page.opened.rows] == [
+        ("2", "minutes min", "-4"),
+        ("3", "minutes type", HOSTILE),
+    ]
+    hidden = quarantine_view(batches, opened, None, frozenset(), times=TIMES)
+    assert hidden.opened is not None
+    assert (hidden.opened.columns, hidden.opened.rows) == ((), ())
 
 
 def test_distributions_of_real_rows(light_platform: OwnPlatform) -> None:

@@ -182,3 +182,65 @@ def test_a_path_without_definitions_is_refused(tmp_path: Path, path: str) -> Non
 
     with pytest.raises(InvalidInput, match="PATH"):
         read_definitions(tmp_path / path)
+
+
+RULES = """
+[[view]]
+name = "calls"
+entities = ["customer"]
+invalid_rows = "quarantine"
+max_invalid_share = 0.05
+max_ahead = "1h"
+freshness = "2d"
+unique = true
+
+[view.columns]
+minutes = {type = "float", min = 0, max = 1440.5, not_null = true, max_null_rate = 0.1}
+plan = {type = "text", allowed = ["small", "large"]}
+"""
+
+
+def test_rules_are_part_of_a_definition(tmp_path: Path) -> None:
+    (tmp_path / "features.toml").write_text(RULES)
+
+    (view,) = read_definitions(tmp_path).views
+
+    minutes, plan = view.columns
+    assert list(minutes.rules.values()) == ["a value in every row", "at least 0", "at most 1440.5"]
+    assert list(plan.rules.values()) == ["one of small, large"]
+    assert (view.invalid_rows, view.max_invalid_share, view.unique) == ("quarantine", 0.05, True)
+    assert (view.max_ahead, view.freshness) == (timedelta(hours=1), timedelta(days=2))
+
+
+UNFIT = {
+    "a range of texts": (
+        "plan",
+        'type = "text", min = 1',
+        "min and max are rules of integer and float columns",
+    ),
+    "an empty range": ("n", 'type = "float", min = 2, max = 1', "min must not exceed max"),
+    "a bound of another type": ("n", 'type = "integer", min = 0.5', "values of its type, integer"),
+    "an allowed value of another type": (
+        "plan",
+        'type = "text", allowed = ["a", 1]',
+        "values of its type, text",
+    ),
+    "allowed booleans": ("n", 'type = "boolean", allowed = [1]', "integer, float and text columns"),
+    "not a number": ("n", 'type = "float", max = nan', "finite number"),
+    "a rate above 1": ("n", 'type = "float", max_null_rate = 1.5', "less than or equal to 1"),
+    "no allowed value": ("n", 'type = "float", allowed = []', "one at least"),
+}
+
+
+@pytest.mark.parametrize(("column", "rules", "allowed"), UNFIT.values(), ids=UNFIT)
+def test_rules_that_do_not_fit_their_column_are_refused(
+    tmp_path: Path, column: str, rules: str, allowed: str
+) -> None:
+    definition = f'[[view]]\nname = "calls"\nentities = ["customer"]\ncolumns = {{{column} = {{{rules}}}}}\n'
+    (tmp_path / "features.toml").write_text(definition)
+
+    with pytest.raises(InvalidInput) as refused:
+        read_definitions(tmp_path)
+
+    assert any(allowed in str(fault.allowed) for fault in refused.value.faults)
+    assert all(f"columns.{column}" in fault.where for fault in refused.value.faults)

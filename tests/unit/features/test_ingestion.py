@@ -13,8 +13,8 @@ import pyarrow as pa
 import pytest
 
 from falaj.errors import Denied, InvalidInput, Unavailable
-from falaj.features import arrow_tables
 from falaj.features import views as view_rows
+from falaj.features.validation import checks, conversion
 from falaj.governance.operations.caller import acting_as
 from falaj.records.features import ColumnType, Entity, Feature, FeatureView
 from falaj.records.governance.identity import Role
@@ -212,7 +212,7 @@ def test_columns_of_a_spine_that_no_table_stores_are_named() -> None:
     }
 
     with pytest.raises(InvalidInput, match="4 columns cannot be stored") as refused:
-        arrow_tables.storable(pa.table({"driver": ["a"], **odd}), where="spine")
+        conversion.storable(pa.table({"driver": ["a"], **odd}), where="spine")
 
     assert [fault.where for fault in refused.value.faults] == [f"spine.{name}" for name in odd]
 
@@ -231,7 +231,7 @@ def test_a_time_that_no_reader_has_is_refused(times: pa.Array) -> None:
     moment = Feature(name="at", type=ColumnType.MOMENT)
 
     with pytest.raises(InvalidInput) as refused:
-        arrow_tables.conform(pa.table({"at": times}), (moment,), required=frozenset(), where="view trips")
+        checks.conform(pa.table({"at": times}), (moment,), required=frozenset(), where="view trips")
 
     (fault,) = refused.value.faults
     assert "in row 1" in (fault.given or "")

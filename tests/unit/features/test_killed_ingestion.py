@@ -43,13 +43,26 @@ def behind(table, rows, **options):
     real(table, rows, **options)
     stop()
 
-if sys.argv[1] == "merging":
+def published(*args, **options):
+    real_add(*args, **options)
+    stop()
+
+if sys.argv[1] == "quarantine":
+    from falaj.features import store
+    real_add, store.add_quarantined = store.add_quarantined, published
+elif sys.argv[1] == "again":
+    from falaj.features import store
+    real_add, store.change_quarantined = store.change_quarantined, published
+elif sys.argv[1] == "merging":
     driver.MERGED_FILES = 1
     deltalake.DeltaTable.create_checkpoint = lambda table: stop()
 else:
     driver.write_deltalake = {"within": within, "behind": behind}[sys.argv[1]]
 with fj.open(sys.argv[2]) as platform:
-    platform.ingest("trips", sys.argv[3])
+    if sys.argv[1] == "again":
+        platform.features.ingest_quarantined("trips-1")
+    else:
+        platform.ingest("trips", sys.argv[3])
 """
 
 
@@ -94,6 +107,45 @@ def test_a_killed_ingestion_leaves_pinned_versions_readable(
         rows = platform.features.scan("trips").read_all()
         assert done.rows == rows.num_rows == (before + 1) * ROWS
         assert sorted(rows["__arrival"].to_pylist()) == list(range(rows.num_rows))
+
+
+@pytest.mark.slow
+def test_a_killed_quarantine_leaves_everything_or_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process is killed within the transaction that publishes valid and invalid rows."""
+    monkeypatch.setenv("FALAJ_CONFIG_DIR", str(tmp_path / "config"))
+    home, file = tmp_path / "home", tmp_path / "rows.csv"
+    file.write_text(
+        "driver,event_time,km\n1,2024-06-01,1\n2,2024-06-01,-5\n3,2024-06-01,-50\n4,2024-06-01,4\n"
+    )
+    strict, wider = (fj.Feature(name="km", type="float", min=least) for least in (0, -10))
+    view = fj.FeatureView(
+        name="trips",
+        entities=("driver",),
+        columns=(strict,),
+        invalid_rows="quarantine",
+        max_invalid_share=0.5,
+    )
+    with fj.open(home) as platform:
+        platform.apply([fj.Entity(name="driver", key="driver", type="integer"), view])
+
+    _kill_when_it_says([sys.executable, "-c", CHILD, "quarantine", str(home), str(file)])
+    with fj.open(home) as platform:
+        assert platform.features.show("trips").rows == 0
+        assert platform.features.quarantined_batches("trips").items == ()
+        done = platform.ingest("trips", file)
+        platform.apply([view.model_copy(update={"columns": (wider,)})])
+    assert (done.added, done.quarantined) == (2, 2)
+
+    _kill_when_it_says([sys.executable, "-c", CHILD, "again", str(home), str(file)])
+    with fj.open(home) as platform:
+        (batch,) = platform.features.quarantined_batches("trips").items
+        assert (batch.rows, batch.ingested, platform.features.show("trips").rows) == (2, 0, 2)
+        assert [row.row for row in platform.features.quarantined_rows("trips-1").items] == [2, 3]
+        again = platform.features.ingest_quarantined("trips-1")
+        assert (again.added, again.quarantined, again.rows) == (1, 1, 3)
+        assert platform.features.scan("trips").read_all()["km"].to_pylist() == [1.0, 4.0, -5.0]
 
 
 def _kill_when_it_says(command: list[str]) -> None:

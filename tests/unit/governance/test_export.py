@@ -174,6 +174,7 @@ def test_every_operation_that_streams_data_is_asked() -> None:
         "blobs.read",
         "endpoints.prediction",
         "features.load",
+        "features.quarantined_rows",
         "features.read",
         "features.scan",
         "jobs.logs",

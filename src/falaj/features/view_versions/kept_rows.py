@@ -6,8 +6,14 @@ from dataclasses import dataclass
 
 from falaj.records.features import ColumnType, Feature, FeatureView, KeepRows, StoredView
 
-HARMLESS = frozenset({"name", "entities", "columns", "ttl", "sql", "aggregations", "only", "classes"})
-"""Fields of a view that rows may survive; of these, `columns` and `sql` are looked at, and the keys of entities."""
+HARMLESS = frozenset(
+    {
+        *("name", "entities", "columns", "ttl", "sql", "aggregations", "only", "classes"),
+        *("invalid_rows", "max_invalid_share", "max_ahead", "unique", "freshness"),
+    }
+)
+"""Fields of a view that rows may survive; of these, `columns` and `sql` are looked at, and the keys of entities. Rules
+are for rows that come in: those that are stored are not checked again."""
 
 HINT = "ingest them again, or read the earlier version"
 

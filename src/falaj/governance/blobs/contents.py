@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
-from sqlalchemy import insert, select, update
+from sqlalchemy import delete, insert, select, update
 
 from falaj.errors import Conflict
 from falaj.governance import backups, objects
@@ -21,7 +21,9 @@ from falaj.governance.tables import blobs
 from falaj.governance.tables import objects as stored
 from falaj.ports.blobs import BlobKey
 from falaj.ports.metadata import Database, Transaction
+from falaj.ports.parsers import ByteSource
 from falaj.records.governance.blobs import Blob
+from falaj.records.governance.objects import StoredObject
 from falaj.records.names import ROOT, ObjectId, new_id
 from falaj.records.record import utc_now
 
@@ -73,19 +75,33 @@ class BlobContents:
 
     def publish(self, call: Call, written: WrittenBlob, workspace: ObjectId) -> Blob:
         """Make written bytes a blob without a name, which derives from what the call refers to."""
-        require_living_key(call.tx, workspace)
-        self._stores[written.zone].size(written.key)  # NotFound if a cleanup was quicker
         home = objects.resolve(call.tx, workspace, kind="workspace", workspace=ROOT)
         new = call.create("blob", workspace=home, zone=written.zone, ident=written.id)
-        row = {
-            "id": written.id,
-            "key": written.key,
-            "size_bytes": written.size_bytes,
-            "sha256": written.sha256,
-            "staged_until": None,
-        }
-        call.tx.execute(insert(blobs), row)
+        self.add(call.tx, new, written)
         return blob_record(call.tx, new)
+
+    def add(self, tx: Transaction, found: StoredObject, written: WrittenBlob) -> None:
+        """Make written bytes those of an object of another kind, which nobody reads as a blob."""
+        require_living_key(tx, found.workspace)
+        self._stores[written.zone].size(written.key)  # NotFound if a cleanup was quicker
+        row = {"id": found.id, "key": written.key, "size_bytes": written.size_bytes, "sha256": written.sha256}
+        tx.execute(insert(blobs), row | {"staged_until": None})
+
+    def remove(self, tx: Transaction, found: StoredObject) -> None:
+        """Take its bytes from an object; they go with a later cleanup."""
+        tx.execute(delete(blobs).where(blobs.c.id == found.id))
+
+    def source(self, tx: Transaction, found: StoredObject) -> ByteSource | None:
+        """Return the bytes of an object of any kind; none if it has none."""
+        row = tx.execute(select(blobs.c.key, blobs.c.size_bytes).where(blobs.c.id == found.id)).first()
+        if row is None:
+            return None
+        store = self._stores[found.zone or ""]
+
+        def read_range(offset: int, length: int) -> bytes:
+            return b"".join(store.read(found.workspace, BlobKey(row.key), start=offset, length=length))
+
+        return ByteSource(row.size_bytes, read_range)
 
     def discard(self, written: WrittenBlob) -> None:
         """Remove written bytes that are not to be published."""

@@ -83,7 +83,8 @@ class _File:
     def _view(self, given: dict[str, Any], at: Location) -> dict[str, Any]:
         """The table of a view in the form of its record."""
         made = {name: value for name, value in given.items() if name not in ("aggregation", "source")}
-        self._duration(made, "ttl", at)
+        for name in ("ttl", "max_ahead", "freshness"):
+            self._duration(made, name, at)
         if isinstance(columns := made.get("columns"), Mapping):
             made["columns"] = [
                 {"name": name, **(kind if isinstance(kind, Mapping) else {"type": kind})}

@@ -27,12 +27,16 @@ from falaj.apps.cli.session import Session
 from falaj.control.services import all_operations
 from falaj.errors import FalajError, InvalidInput
 from falaj.records.features import (
+    BrokenRule,
+    DiscardResult,
     Entity,
     FeatureView,
     IngestResult,
+    InvalidRows,
     KnownAt,
     MaterializeResult,
     OnlineRows,
+    QuarantinedBatch,
     StoredView,
     TableCleanup,
     TrainingSet,
@@ -42,7 +46,12 @@ from falaj.sdk.platform import Platform
 
 PRESENTATION = Presentation(
     columns={TrainingSet: ("name", "rows", "event_time", "zone", "label", "created_at", "id")},
-    lists={"dataset": "features training-sets", "view": "features list"},
+    help={"batch": "A quarantined batch: its name or id."},
+    lists={
+        "dataset": "features training-sets",
+        "quarantine": "features quarantined-batches VIEW",
+        "view": "features list",
+    },
 )
 
 
@@ -130,23 +139,112 @@ def ingest(
     if session.json:
         show_result(done, as_json=True)
         return
-    added = sum(each.added for each in done)
-    words = f"{view}: {plural(added, 'row')} added, {done[-1].rows} now, in version {done[-1].version}"
+    notes = [note for file, each in zip(files, done, strict=True) for note in _notes(file, each)]
+    following = [("next", f"features materialize {shlex.quote(view)}")]
+    following += [
+        ("see", f"features quarantined-rows {each.batch}") for each in done if each.batch is not None
+    ]
+    print_message(session, Message("\n".join([_added_words(view, done), *notes]), tuple(following)))
+
+
+def _added_words(view: str, done: Sequence[IngestResult]) -> str:
+    """Say how many rows were added to a view, and how many were quarantined."""
+    added, quarantined = sum(each.added for each in done), sum(each.quarantined for each in done)
+    words = f"{view}: {plural(added, 'row')} added"
+    if quarantined:
+        words += f", {quarantined} quarantined"
+    words += f", {done[-1].rows} now, in version {done[-1].version}"
     if done[0].known_from is not None:
         words += f"; known from {format_value(done[0].known_from)} on (history: --backfill)"
-    notes = [note for file, each in zip(files, done, strict=True) for note in _notes(file, each)]
-    print_message(
-        session, Message("\n".join([words, *notes]), (("next", f"features materialize {shlex.quote(view)}"),))
-    )
+    return words
 
 
 def _notes(file: str, done: IngestResult) -> Iterator[str]:
     """Say what was assumed about the rows of a file, and whether they were there already."""
     for note in done.notes:
         yield f"  note   {file}: {note}"
+    if done.batch is not None:
+        yield f"  note   {file}: {plural(done.quarantined, 'row')} in {done.batch}: {rule_words(done.rules)}"
     if done.already_since is not None:
         since = format_value(done.already_since)
         yield f"  note   {file}: was added before, {since}, and is left out; --again adds it once more"
+
+
+def rule_words(rules: Sequence[BrokenRule]) -> str:
+    """Return broken rules and how many rows break each, like `km min (3)`."""
+    return ", ".join(f"{each.column} {each.rule} ({each.rows})" for each in rules)
+
+
+@PRESENTATION.command("quarantined-batches")
+def quarantined_batches(
+    session: Session,
+    view: VIEW,
+    *,
+    after: arguments.AFTER = "",
+    limit: arguments.LIMIT = "100",
+    everything: arguments.ALL = False,
+) -> None:
+    """List the files whose invalid rows were set aside when they were added to a view, newest first."""
+    typed = {"view": view, "after": after, "limit": limit}
+    show_page(session, "features.quarantined_batches", typed, show_batches, everything=everything)
+
+
+def show_batches(batches: Sequence[QuarantinedBatch]) -> None:
+    """Print one row for each quarantined batch."""
+    rows = [
+        [
+            each.name,
+            str(each.rows),
+            rule_words(each.rules),
+            str(each.ingested),
+            str(each.discarded),
+            format_value(each.at),
+            each.by,
+            each.file,
+        ]
+        for each in batches
+    ]
+    show_rows(["batch", "rows", "rules", "ingested", "discarded", "at", "by", "file"], rows)
+
+
+@PRESENTATION.command("quarantined-rows")
+def quarantined_rows(
+    session: Session,
+    batch: Annotated[
+        str,
+        typer.Argument(
+            metavar="BATCH",
+            help="A quarantined batch: its name or id.",
+            autocompletion=completion_of("quarantine"),
+        ),
+    ],
+    *,
+    after: arguments.AFTER = "",
+    limit: arguments.LIMIT = "100",
+) -> None:
+    """Show rows of a quarantined batch and the rules that they break."""
+    operation = all_operations()["features.quarantined_rows"]
+    given = parsing.parse(operation, {"batch": batch, "after": after, "limit": limit})
+    parsing.check(operation, given)
+    with session.platform() as platform:
+        found = platform.features.quarantined_rows(**given)
+    if session.json:
+        show_result(found, as_json=True)
+        return
+    rows = [
+        [
+            str(row.row),
+            ", ".join(f"{each.column} {each.rule}" for each in row.broken),
+            *(format_value(value) for value in row.values),
+        ]
+        for row in found.items
+    ]
+    show_rows(["row", "breaks", *found.columns], rows)
+    then = [("next", f"features ingest-quarantined {shlex.quote(batch)}")]
+    if found.next:
+        then = [("more", parsing.unparse(operation, given, after=found.next)), *then]
+    then.append(("or", f"features discard-quarantined {shlex.quote(batch)}"))
+    print_message(session, Message("they can be ingested once the rules of the view allow it", tuple(then)))
 
 
 @PRESENTATION.command("infer")
@@ -444,9 +542,33 @@ def show_view(view: StoredView) -> None:
         [each.name, each.type.value, aggregated.get(each.name, "as stored")] for each in definition.features
     ]
     show_rows(["feature", "type", "how"], rows)
+    if rules := rule_lines(definition):
+        print()
+        show_rows(["column", "rule", "allowed"], rules)
     if definition.sql:
         print("\nsql")
         show_text(definition.sql)
+
+
+def rule_lines(view: FeatureView) -> list[list[str]]:
+    """Return the rules for rows that come in: column, rule, and what is allowed."""
+    lines = [[each.name, rule, allowed] for each in view.columns for rule, allowed in each.rules.items()]
+    lines += [
+        [each.name, "max_null_rate", f"{each.max_null_rate * 100:g} % of a file"]
+        for each in view.columns
+        if each.max_null_rate is not None
+    ]
+    if view.max_ahead is not None:
+        lines.append([view.event_time, "max_ahead", f"{format_value(view.max_ahead)} in the future"])
+    if view.freshness is not None:
+        lines.append([view.event_time, "freshness", f"newest at most {format_value(view.freshness)} old"])
+    if view.unique:
+        lines.append(["keys and times", "unique", "rows of different ones in a file"])
+    if lines or view.invalid_rows is not InvalidRows.REFUSE:
+        share = f"up to {view.max_invalid_share * 100:g} % of a file are set aside"
+        words = share if view.invalid_rows is InvalidRows.QUARANTINE else "a file with one is refused"
+        lines.append(["invalid rows", view.invalid_rows, words])
+    return lines
 
 
 def show_online(found: OnlineRows) -> None:
@@ -456,6 +578,22 @@ def show_online(found: OnlineRows) -> None:
         for row in found.rows
     ]
     show_rows(["key", "event", *found.features], rows)
+
+
+@PRESENTATION.message("features.ingest_quarantined")
+def _ingested(made: IngestResult, given: Given) -> Message:
+    words = f"{given['batch']}: {plural(made.added, 'row')} added, {made.rows} now, in version {made.version}"
+    if made.quarantined:
+        left = f"{plural(made.quarantined, 'row')} left: {rule_words(made.rules)}"
+        return Message(
+            f"{words}; {left}", (("see", command_with("features quarantined-rows", given["batch"])),)
+        )
+    return Message(words)
+
+
+@PRESENTATION.message("features.discard_quarantined")
+def _discarded(made: DiscardResult, given: Given) -> Message:
+    return Message(f"{given['batch']}: {plural(made.discarded, 'row')} discarded")
 
 
 @PRESENTATION.message("features.materialize")

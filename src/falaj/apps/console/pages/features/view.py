@@ -1,4 +1,4 @@
-"""One feature view: definition, versions, freshness, refused rows, distributions, lineage, users and readers."""
+"""One feature view: definition, versions, freshness, refused files, distributions, lineage, users and readers."""
 
 from __future__ import annotations
 
@@ -37,9 +37,10 @@ from falaj.apps.console.pages.features.distributions import (
     draw_distributions,
     read_sample,
 )
+from falaj.apps.console.pages.features.quarantine import draw_quarantine, load_quarantine
 from falaj.apps.console.times import Times, duration, number
-from falaj.errors import Denied, NotFound
-from falaj.records.features import Aggregation, Feature, FeatureView, StoredView
+from falaj.errors import Denied, NotFound, shorten
+from falaj.records.features import Aggregation, Feature, FeatureView, InvalidRows, StoredView
 from falaj.records.governance.audit import AuditEntry, Outcome
 from falaj.records.governance.lineage import LineageNode
 from falaj.records.governance.objects import StoredObject
@@ -51,10 +52,12 @@ T = TypeVar("T")
 TABS = (
     ("definition", "Definition"),
     ("distributions", "Distributions"),
+    ("quarantine", "Quarantine"),
     ("lineage", "Lineage and users"),
     ("access", "Access"),
 )
 SHOWN_VERSIONS = 20
+RULE_CHARACTERS = 80
 DEPTH = 8
 READS = ("features.read", "features.scan", "features.training_set")
 """Operations by which rows of a view are read."""
@@ -104,6 +107,7 @@ class FeatureViewPage:
     sql: str
     freshness: Freshness
     versions: tuple[VersionRow, ...]
+    invalid_rows: str
     refused: tuple[tuple[str, str, str], ...] | None
     """Refused ingestions: when, by whom, and why; none if the person may not read the audit log."""
     lineage: LineagePicture
@@ -140,9 +144,10 @@ def feature_view_page(records: ViewRecords, *, times: Times, now: datetime) -> F
         sql=given.sql or "",
         freshness=_freshness(view, records.nodes, times, now),
         versions=_versions(records.versions, times),
+        invalid_rows=_invalid_rows(given),
         refused=None if records.refused is None else _refused(records.refused, view.id, times),
         lineage=picture,
-        users=picture.downstream,
+        users=tuple(each for each in picture.downstream if each.kind != "quarantine"),
         readers=None
         if records.readers is None
         else tuple((each.principal, each.kind, each.rule) for each in records.readers),
@@ -153,7 +158,17 @@ def feature_view_page(records: ViewRecords, *, times: Times, now: datetime) -> F
 def _column(feature: Feature, role: str) -> tuple[str, str, str]:
     label = feature.label
     note = "" if label.only is None and not label.classes else label.describe()
-    return feature.name, feature.type.value, " · ".join(part for part in (role, note) if part)
+    rules = [shorten(words, limit=RULE_CHARACTERS) for words in feature.rules.values()]
+    if feature.max_null_rate is not None:
+        rules.append(f"at most {feature.max_null_rate * 100:g} % nulls")
+    return feature.name, feature.type.value, " · ".join(part for part in (role, note, *rules) if part)
+
+
+def _invalid_rows(view: FeatureView) -> str:
+    if view.invalid_rows is InvalidRows.REFUSE:
+        return "A file with an invalid row is refused as a whole."
+    share = f"{view.max_invalid_share * 100:g} %"
+    return f"Invalid rows are quarantined. A file is refused if more than {share} of its rows are invalid."
 
 
 def _freshness(view: StoredView, nodes: Sequence[LineageNode], times: Times, now: datetime) -> Freshness:
@@ -311,9 +326,7 @@ def _draw_definition(context: PageContext, view: FeatureViewPage, may: frozenset
         with panel("Versions"):
             rows = [(str(each.version), each.created, each.rows, each.changes) for each in view.versions]
             small_table(("version", "since", "rows", "changes"), rows, title="Versions")
-        with panel(
-            "Refused rows", note="A file with an invalid row is refused as a whole; none is quarantined."
-        ):
+        with panel("Refused files", note=view.invalid_rows):
             if view.refused is None:
                 ui.label("Who may read the audit log sees the refused files here.").classes("muted")
             elif view.refused:
@@ -386,6 +399,12 @@ async def draw(context: PageContext) -> None:
             lambda view: draw_distributions(context, view, name),
             events=("features.ingest",),
         )
+    elif tab == "quarantine":
+        await context.region(
+            lambda: load_quarantine(context, f"{context.workspace}/view:{name}"),
+            lambda view: draw_quarantine(context, view, name),
+            events=("features.*",),
+        )
 
 
 async def _load_distributions(context: PageContext, name: str) -> DistributionsView:
@@ -399,6 +418,6 @@ PAGE = ConsolePage(
     "Feature view",
     draw,
     entry="features",
-    reads=("features.show", "objects.show", "lineage.graph", "features.scan"),
-    actions=("features.materialize",),
+    reads=("features.show", "objects.show", "lineage.graph", "features.scan", "features.quarantined_batches"),
+    actions=("features.materialize", "features.ingest_quarantined", "features.discard_quarantined"),
 )
