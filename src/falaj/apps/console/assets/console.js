@@ -44,6 +44,14 @@ document.addEventListener("keydown", (event) => {
   }
 });
 
+function tellVisibility() {
+  if (window.did_handshake) window.emitEvent("visibility", document.visibilityState);
+  else setTimeout(tellVisibility, 200);
+}
+
+document.addEventListener("visibilitychange", tellVisibility);
+if (document.hidden) tellVisibility();
+
 let shown = location.pathname + location.search;
 const push = history.pushState.bind(history);
 history.pushState = (...given) => {

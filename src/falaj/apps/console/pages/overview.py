@@ -11,6 +11,7 @@ from nicegui import ui
 
 from falaj.apps.console.components.states import BAD, BUSY, GOOD, IDLE, WAITING, empty_state, state_badge
 from falaj.apps.console.page import ConsolePage, PageContext
+from falaj.apps.console.pages.platform_events import follow_platform
 from falaj.apps.console.times import Times, size
 from falaj.errors import Denied, NotFound
 from falaj.records.governance.events import Event
@@ -26,6 +27,8 @@ T = TypeVar("T")
 COUNTED = 1000
 """Objects are counted up to this number."""
 ALERTS, CHANGES = 5, 8
+FOLLOW_S = 2.0
+"""The overview is loaded again at most this often: many people look at it."""
 
 
 @dataclass(frozen=True)
@@ -304,9 +307,10 @@ async def draw(context: PageContext) -> None:
     async def loaded() -> OverviewView:
         return await load(context)
 
-    await context.region(
-        loaded, lambda view: draw_overview(context, view), events=("*",), every_s=30, gather_s=2
+    region = await context.region(
+        loaded, lambda view: draw_overview(context, view), events=("*",), gather_s=FOLLOW_S
     )
+    follow_platform(context, ("nodes.*", "queues.*"), region)
 
 
 PAGE = ConsolePage(

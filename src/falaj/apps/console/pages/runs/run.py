@@ -11,7 +11,6 @@ from falaj.apps.console.components.actions import action_button, ask_first
 from falaj.apps.console.components.states import empty_state, fact, state_badge
 from falaj.apps.console.components.tables import TableColumn, TableRow, data_table
 from falaj.apps.console.page import ConsolePage, PageContext, Region
-from falaj.apps.console.pages.following import follow
 from falaj.apps.console.pages.runs.artifacts import (
     ArtifactView,
     artifact_view,
@@ -214,7 +213,7 @@ class RunPage:
         first = await self.load()
         self.run = first.id
         self.may = await context.may(self.run)
-        self.head: Region[RunView] = await context.region(self._load_on, self._draw_head, events=("runs.*",))
+        self.head: Region[RunView] = await context.region(self._load_on, self._draw_head)
         ui.label("Curves").classes("panel-title").style("margin-top: 20px").props("role=heading aria-level=2")
         self.curves = CurvePanel(
             context,
@@ -225,30 +224,29 @@ class RunPage:
             query=CurveQuery.of(context.query),
         )
         await self.curves.draw()
-        self.body: Region[RunView] = await context.region(self._shown, self._draw_body, events=("runs.*",))
+        self.body: Region[RunView] = await context.region(self._shown, self._draw_body)
         self.preview = ui.element("div")
         if self.artifact:
             await self.show_artifact(self.artifact)
-        follow(context, self._follow, every_s=FOLLOW_S, going_on=self._is_running)
+        context.live(self._follow, events=("runs.*",), objects=self._followed, gather_s=FOLLOW_S)
 
     def _fields(self, query: CurveQuery) -> dict[str, str]:
         return query.fields() | {"artifact": self.artifact}
 
-    def _is_running(self) -> bool:
-        return self.view is not None and self.view.is_running
+    def _followed(self) -> tuple[str, ...]:
+        """Return the run if it is running: its points make no event."""
+        return (self.run,) if self.view is not None and self.view.is_running else ()
 
     async def _load_on(self) -> RunView:
         self.view = await self.load()
         return self.view
 
     async def _shown(self) -> RunView:
-        """Return what the head has loaded: the same event refreshes both."""
+        """Return what the head has loaded: it is refreshed before."""
         return self.view if self.view is not None else await self.load()
 
     async def _follow(self) -> None:
-        """Points of a run that is running make no event: look for new ones."""
-        await self.head.refresh()
-        await self.body.refresh()
+        await self._changed()
         if self.view is not None:
             await self.curves.learn(self.view.metric_keys)
         await self.curves.refresh()
