@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from nicegui import core
+from nicegui import core, helpers
 
 from falaj.apps.console import page, sampling
+from falaj.apps.console.application import remember_signatures
 from falaj.apps.console.live import Handler
 from falaj.apps.console.page import PageContext
 from falaj.apps.console.sampling import sample_together
@@ -239,3 +241,36 @@ def test_who_may_no_longer_ask_gets_no_sample_of_others() -> None:
     in_loop(test)
 
     assert taken["refused"] == 0
+
+
+# ------------------------------------------------------------------------------------------- the framework
+
+
+def test_remembered_signatures_are_those_that_the_framework_finds(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Handlers:
+        def bare(self) -> None: ...
+
+        def takes(self, event: object) -> None: ...
+
+    def made(default: int) -> Callable[..., None]:
+        return lambda event=default: None
+
+    one = Handlers()
+    functions = [
+        one.bare,
+        Handlers.bare,
+        one.takes,
+        made(1),
+        made(2),
+        print,
+        Handlers,
+        partial(Handlers.takes, one),
+    ]
+    found = [helpers.expects_arguments(each) for each in functions]
+    monkeypatch.setattr(helpers, "expects_arguments", helpers.expects_arguments)
+
+    remember_signatures()
+
+    for _ in range(2):
+        assert [helpers.expects_arguments(each) for each in functions] == found
+    assert found[:4] == [False, True, True, False]

@@ -18,7 +18,7 @@ from nicegui.client import Client
 from starlette.requests import Request
 
 from falaj.apps.console.components.states import error_card
-from falaj.apps.console.live import LiveFeed
+from falaj.apps.console.live import Handler, LiveFeed
 from falaj.apps.console.sessions import ConsoleSession
 from falaj.apps.console.times import Times
 from falaj.errors import Denied, FalajError, NotFound, Unauthenticated
@@ -149,11 +149,11 @@ class PageContext:
         `events` are operations or groups of them, like ("jobs.*", "nodes.cordon"). `objects` returns the ids of what
         the page shows and that changes without an event, like a run that gets points.
         """
-        region = Region(self, load, draw)
+        region = Region(Drawing(self, draw), load)
         await region.refresh()
 
         def followed() -> Iterable[str]:
-            shown = region.shown
+            shown = region.drawing.shown
             return () if shown is None or objects is None else objects(shown[0])
 
         self.live(region.refresh, events=events, objects=followed, gather_s=gather_s)
@@ -178,6 +178,10 @@ class PageContext:
         listener.listen()
         self.client.on_delete(listener.stop)
 
+    def on_notices(self, handle: Handler, *, events: Iterable[str], workspace: str | None = None) -> None:
+        """Call `handle` with each event of these types, while the page is open; with none where some may be missing."""
+        self.client.on_delete(self.feed.listen(workspace or self.workspace, tuple(events), handle))
+
     def set_visible(self, is_visible: bool) -> None:
         """Note whether somebody sees the page; what changed meanwhile is loaded once it is seen again."""
         self.is_visible = is_visible
@@ -186,36 +190,15 @@ class PageContext:
                 listener.catch_up()
 
 
-class Region(Generic[T]):
-    """A part of a page that is drawn from a view-model, and drawn again when that has changed."""
+class Drawing(Generic[T]):
+    """A view-model that is drawn, and drawn again when another is to be shown."""
 
-    def __init__(
-        self,
-        context: PageContext,
-        load: Callable[[], Awaitable[T]],
-        draw: Callable[[T], None],
-    ) -> None:
+    def __init__(self, context: PageContext, draw: Callable[[T], None]) -> None:
         self._context = context
-        self._load, self._draw = load, draw
+        self._draw = draw
         self._box = ui.element("div").classes("region")
         self.shown: tuple[T] | None = None
         """The view-model that is drawn; none before the first, and while an error is drawn."""
-        self._loading = asyncio.Lock()
-
-    async def refresh(self) -> None:
-        """Load the view-model, and draw it unless it is the one that is shown."""
-        async with self._loading:
-            try:
-                found = await self._load()
-            except Unauthenticated:
-                return
-            except FalajError as error:
-                self.shown = None
-                self._box.clear()
-                with self._box:
-                    error_card(error)
-                return
-            self.show(found)
 
     def show(self, found: T) -> None:
         """Draw a view-model, unless it is the one that is shown."""
@@ -225,6 +208,32 @@ class Region(Generic[T]):
         self._box.clear()
         with self._box:
             self._draw(found)
+
+    def show_error(self, error: FalajError) -> None:
+        """Draw an error instead."""
+        self.shown = None
+        self._box.clear()
+        with self._box:
+            error_card(error)
+
+
+class Region(Generic[T]):
+    """A part of a page that is loaded as a view-model, and loaded again when that may have changed."""
+
+    def __init__(self, drawing: Drawing[T], load: Callable[[], Awaitable[T]]) -> None:
+        self.drawing = drawing
+        self._load = load
+        self._loading = asyncio.Lock()
+
+    async def refresh(self) -> None:
+        """Load the view-model, and draw it unless it is the one that is shown."""
+        async with self._loading:
+            try:
+                self.drawing.show(await self._load())
+            except Unauthenticated:
+                return
+            except FalajError as error:
+                self.drawing.show_error(error)
 
 
 class _Listener:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import secrets
+import time
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -116,6 +117,7 @@ class Events:
         write = partial(self.gate.cursors.write, call)
         with self._feed.watching(followed) as watcher:
             found: Sequence[StoredEvent] | None = ()
+            due = time.monotonic()  # for the next heartbeat
             while True:
                 if found is None:
                     with self.gate.database.read() as tx:
@@ -124,8 +126,10 @@ class Events:
                     yield EventNotice(cursor=write(_cursor(each.position)), event=each.event)
                 position = found[-1].position if found else position
                 changed = self._visible(call, self._feed.take_changes(watcher))
-                yield EventNotice(cursor=write(_cursor(position)), changed=changed)
-                found = self._feed.wait(watcher, position, timeout_s=HEARTBEAT_S)
+                if changed or time.monotonic() >= due:
+                    yield EventNotice(cursor=write(_cursor(position)), changed=changed)
+                    due = time.monotonic() + HEARTBEAT_S
+                found = self._feed.wait(watcher, position, timeout_s=due - time.monotonic())
 
     def _visible(self, call: Call, changed: Collection[ObjectId]) -> tuple[ObjectId, ...]:
         """Return those of `changed` that the caller of a stream may see now."""

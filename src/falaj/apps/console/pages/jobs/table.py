@@ -219,7 +219,7 @@ class JobsTable:
 
         day = await self.context.region(self.load_day, show_day, events=("jobs.*",), gather_s=FOLLOW_S)
         # The day goes on, from what is known: this asks for nothing.
-        ui.timer(60, lambda: day.show(day_view(*self.day, now=utc_now())), immediate=False)
+        ui.timer(60, lambda: day.drawing.show(day_view(*self.day, now=utc_now())), immediate=False)
 
     def show(self, view: JobsView) -> None:
         is_filtered = bool(self.query.state or self.query.text or self.query.after)
