@@ -1,4 +1,4 @@
-"""The console in a real browser: its first page, its memory, twenty viewers of a live page, and a table of 10,000 runs.
+"""The console in a real browser: its first page, its memory, twenty viewers of live pages, and a table of 10,000 runs.
 
 The peer of the first page and of the memory is the framework itself, with a page of one label. The peer of the
 viewers is the same platform without any. `--runs 1000` makes it quicker.
@@ -13,7 +13,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,7 +37,7 @@ from harness import (
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
-VIEWERS, WATCHED_S, EVERY_S = 20, 20.0, 1.0
+VIEWERS, WATCHED_S, EVERY_S, LINGER_S = 20, 20.0, 1.0, 11.0
 POINTS = 1_000_000
 BARE = """
 import sys
@@ -79,6 +79,7 @@ def main() -> None:
             results += table(browser, platform, runs)
             results += curve(browser, platform, plotted)
             results += viewers(browser, platform)
+            results += viewers_of_run(browser, platform)
         browser.close()
     report("console", results)
 
@@ -196,25 +197,50 @@ def curve(browser: Browser, platform: Platform, run: str) -> list[Result]:
 
 
 def viewers(browser: Browser, platform: Platform) -> list[Result]:
-    """Measure all processes of the platform while people look at a page that changes."""
-    alone = load(platform)
+    """Measure all processes of the platform while people look at the overview, and something is made every second."""
+
+    def change(_number: int) -> None:
+        platform.api.experiments.create(f"change-{time.monotonic_ns()}")
+
+    what = f"% of a core for {VIEWERS} viewers of the overview, a change a second (peer: none)"
+    return watched(browser, platform, "/w/default", ".layers", change, what)
+
+
+def viewers_of_run(browser: Browser, platform: Platform) -> list[Result]:
+    """Measure the same while people look at the curves of one run, which gets points every second."""
+    run = platform.api.runs.start("bench", name="live").id
+
+    def change(number: int) -> None:
+        points = [{"key": key, "value": 1 / (2 + number), "step": number} for key in ("loss", "auc", "lr")]
+        platform.api.runs.log_metrics(run, points=points)
+
+    change(-1)
+    what = f"% of a core for {VIEWERS} viewers of a run, points every second (peer: none)"
+    return watched(browser, platform, f"/w/default/runs/{run}", ".chart canvas", change, what)
+
+
+def watched(
+    browser: Browser, platform: Platform, path: str, selector: str, change: Callable[[int], None], what: str
+) -> list[Result]:
+    alone = load(platform, change)
     say(f"opening {VIEWERS} browsers …")
     pages = [signed_in(browser, platform) for _ in range(VIEWERS)]
     for page in pages:
-        page.goto(f"{platform.url}/w/default")
-        page.wait_for_selector(".layers")
-    watched = load(platform)
+        page.goto(f"{platform.url}{path}")
+        page.wait_for_selector(selector)
+    time.sleep(LINGER_S)  # the streams of the first pages end
+    with_viewers = load(platform, change)
     for page in pages:
         page.context.close()
-    what = f"% of a core for {VIEWERS} viewers, a change a second (peer: none)"
-    return [Result(what, watched - alone, alone, 30.0, Rule.FALAJ_AT_MOST)]
+    time.sleep(2 * LINGER_S)  # the pages and their streams end
+    return [Result(what, with_viewers - alone, alone, 30.0, Rule.FALAJ_AT_MOST)]
 
 
-def load(platform: Platform) -> float:
+def load(platform: Platform, change: Callable[[int], None]) -> float:
     """Return the percent of a core that the platform takes while something changes every second."""
     began, cpu, number = time.monotonic(), cpu_seconds(platform.pid), 0
     while (passed := time.monotonic() - began) < WATCHED_S:
-        platform.api.experiments.create(f"change-{time.monotonic_ns()}")
+        change(number)
         number += 1
         time.sleep(max(0.0, number * EVERY_S - passed))
     return 100 * (cpu_seconds(platform.pid) - cpu) / (time.monotonic() - began)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -25,6 +26,14 @@ import sys, time
 for number in range(int(sys.argv[1])):
     print(f"tick {number} <script>document.title='pwned'</script>", flush=True)
     time.sleep(0.2)
+"""
+TRAINING = """
+import time
+import falaj as fj
+
+for step in range(600):
+    fj.job.log(step=step, loss=1 / (1 + step))
+    time.sleep(1)
 """
 MEASURED = """
 import falaj as fj
@@ -72,6 +81,25 @@ def test_a_job_submitted_from_the_command_line_appears_live(
     page.get_by_role("link", name="from-the-command-line").wait_for()
     page.locator(".data-table .badge.good", has_text="done").wait_for(timeout=60_000)
     page.locator(".panel", has_text="by node and GPU").locator("canvas").wait_for()
+
+
+def test_points_that_a_job_logs_appear_on_the_page_of_its_run(
+    console: RunningConsole, page: Page, tmp_path: Path
+) -> None:
+    from playwright.sync_api import expect
+
+    job = console.platform.train(script(tmp_path, TRAINING), name="logs-points")
+    page.goto(f"/w/default/runs/{job.run}")
+
+    points = page.locator("[data-part=points]")
+    expect(points).to_have_text(
+        re.compile("^[1-9]"), timeout=60_000
+    )  # the controller stores them, not the API
+    before = points.inner_text()
+    expect(points).not_to_have_text(before, timeout=30_000)
+    console.platform.jobs.cancel(job.id)
+
+    page.locator(".badge", has_text="killed").first.wait_for(timeout=60_000)
 
 
 def test_a_log_grows_and_the_job_can_be_cancelled_and_retried(

@@ -67,6 +67,32 @@ def test_a_revoked_token_ends_its_open_pages(console: RunningConsole, browser: B
     context.close()
 
 
+def test_a_session_is_ended_from_another_browser_and_the_back_button_shows_nothing_of_it(
+    console: RunningConsole, browser: Browser
+) -> None:
+    token = console.person("ends-a-session", "viewer")
+    there, here = console.signed_in(token), console.signed_in(token)
+    open_page, page = there.new_page(), here.new_page()
+    open_page.goto("/w/default/runs?filter=x")
+    open_page.goto("/w/default")
+    open_page.wait_for_selector(".layers")
+    page.goto("/w/default")
+    page.wait_for_selector(".layers")
+
+    page.get_by_label("You").click()
+    page.get_by_text("Sessions").click()
+    page.locator(".session-row").get_by_role("button", name="End").click()
+
+    open_page.wait_for_url("**/signin?next=%2Fw%2Fdefault")
+    open_page.go_back()
+    open_page.wait_for_url("**/signin**")
+    assert open_page.locator(".layers").count() == 0
+    page.reload()
+    page.wait_for_selector(".layers")
+    there.close()
+    here.close()
+
+
 def test_signing_out_revokes_the_token_of_a_link(console: RunningConsole, browser: Browser) -> None:
     code = console.platform.tokens.sign_in_link().code
     context = browser.new_context()

@@ -17,6 +17,7 @@ from falaj.assembly.model_server import LocalModelServer
 from falaj.assembly.parsing import open_budget
 from falaj.control.clusters import Clusters
 from falaj.control.nodes import Nodes
+from falaj.control.pipelines import service as pipeline_service
 from falaj.control.pipelines.service import Pipelines
 from falaj.control.scale_up import ScaleUp
 from falaj.control.service import PlatformService
@@ -38,6 +39,8 @@ from falaj.governance.encryption.blobs import EncryptedBlobs
 from falaj.governance.encryption.keyring import Keyring
 from falaj.governance.encryption.service import Keys
 from falaj.governance.encryption.values import SealedValues
+from falaj.governance.events import store as event_store
+from falaj.governance.events.feed import MarkReaders
 from falaj.governance.events.service import Events, Webhooks
 from falaj.governance.identity.service import Groups, Tokens, Users, Workspaces
 from falaj.governance.lineage.service import Lineage
@@ -45,6 +48,7 @@ from falaj.governance.operations.gate import Gate
 from falaj.governance.policy.service import Policies
 from falaj.governance.residency.service import Zones
 from falaj.governance.secrets.service import Secrets
+from falaj.monitoring import store as monitor_store
 from falaj.monitoring.alerts import find_drift
 from falaj.monitoring.service import Monitoring
 from falaj.optimization.hardware import instruction_set
@@ -73,6 +77,7 @@ from falaj.serving.lookups.steps import StepLookups
 from falaj.serving.prediction_log import PREDICTED
 from falaj.serving.service import Endpoints
 from falaj.serving.validation import ensemble_parts
+from falaj.tracking import store as run_store
 from falaj.tracking.artifacts import LoggedArtifacts
 from falaj.tracking.experiments import Experiments
 from falaj.tracking.job_runs import JobRuns
@@ -121,7 +126,7 @@ def build_services(context: ServiceContext) -> tuple[Services, Callable[[], None
         zones=Zones(gate),
         keys=Keys(gate, context.keyring),
         secrets=Secrets(gate, SealedValues(context.keyring, "secrets")),
-        events=Events(gate),
+        events=Events(gate, marks=change_marks()),
         webhooks=_webhooks(context),
         blobs=Blobs(gate, stores, context.intents, platform=gate.audit.log_id),
         lineage=Lineage(gate),
@@ -152,6 +157,18 @@ def build_services(context: ServiceContext) -> tuple[Services, Callable[[], None
         pipelines=Pipelines(gate, BlobContents(gate.database, stores), context.intents),
     )
     return services, held.close
+
+
+def change_marks() -> MarkReaders:
+    """Return how changes that make no event are recognized, by kind of object."""
+    return {
+        "run": run_store.change_marks,
+        "job": job_store.change_marks,
+        "monitor": monitor_store.change_marks,
+        "endpoint": endpoint_store.change_marks,
+        "pipeline": pipeline_service.change_marks,
+        "webhook": event_store.change_marks,
+    }
 
 
 def _audit(

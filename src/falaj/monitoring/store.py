@@ -18,6 +18,7 @@ from falaj.records.monitoring.sketches import DriftVerdict, FalseAlarmBudget
 from falaj.records.names import ObjectId
 
 _HOLD = "UPDATE monitoring_endpoints SET seq = seq + ? WHERE endpoint = ? RETURNING seq"
+_MARKS = "SELECT monitor, version, judged_seq, rows, waiting_rows FROM monitoring_positions WHERE monitor"
 _BEGIN = "INSERT INTO monitoring_endpoints (endpoint, seq) VALUES (?, 0) ON CONFLICT DO NOTHING"
 
 _due = (
@@ -82,6 +83,11 @@ def monitor_record(tx: Transaction, found: StoredObject) -> Monitor:
         alert=row["alert"],
         created_at=found.created_at,
     )
+
+
+def change_marks(tx: Transaction, idents: Sequence[str]) -> list[tuple[Any, ...]]:
+    """Return, for each version that a monitor watches, what differs once rows came or a window was judged."""
+    return objects.rows_by_ids(tx, _MARKS, idents)
 
 
 def remove_monitor(tx: Transaction, ident: ObjectId, *, at: datetime) -> None:

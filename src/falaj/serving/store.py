@@ -75,6 +75,13 @@ class UnannouncedPredictions(NamedTuple):
     newest: ObjectId
 
 
+_PROBLEM_MARKS = "SELECT endpoint, version, problem FROM serving_problems WHERE endpoint"
+_NEWEST_COUNTS = (
+    "SELECT at, requests, errors FROM serving_counts WHERE endpoint = ? AND version = ? "
+    "ORDER BY at DESC LIMIT 1"
+)
+
+
 # ------------------------------------------------------------------------------------------- endpoints
 
 
@@ -186,6 +193,16 @@ def all_endpoints(tx: Transaction) -> list[DeployedEndpoint]:
     )
     found = [objects.stored_object(row) for row in tx.execute(query).mappings()]
     return [endpoint_record(tx, each) for each in found]
+
+
+def change_marks(tx: Transaction, idents: Sequence[str]) -> list[tuple[Any, ...]]:
+    """Return, for each version that an endpoint routes to, what differs once requests or problems were reported."""
+    found = list(objects.rows_by_ids(tx, _PROBLEM_MARKS, idents))
+    for row in tx.execute(select(endpoints.c.id, endpoints.c.routes).where(endpoints.c.id.in_(idents))):
+        for route in row.routes:
+            newest = tx.execute_sql(_NEWEST_COUNTS, (row.id, str(route["version"])))
+            found.append((row.id, str(route["version"]), *newest))
+    return found
 
 
 def settings_of(tx: Transaction, endpoint: str) -> ServingSettings:

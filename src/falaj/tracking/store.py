@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any, NamedTuple, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
-from sqlalchemy import RowMapping, Table, bindparam, delete, insert, or_, select, update
+from sqlalchemy import RowMapping, Table, bindparam, delete, func, insert, or_, select, update
 
 from falaj.errors import Conflict, Fault, InvalidInput, NotFound, shorten
 from falaj.governance.objects import RowsByIds, resolve, rows_by_ids
@@ -44,6 +44,7 @@ from falaj.tracking.tables import (
     models,
     params,
     runs,
+    series,
     tags,
 )
 
@@ -68,6 +69,12 @@ _state = Prepared(
     .with_for_update()
 )
 _experiment = Prepared(select(experiments).where(experiments.c.id == bindparam("experiment")))
+_marks = RowsByIds(
+    select(runs.c.id, runs.c.status, func.sum(series.c.points).label("points"))
+    .outerjoin(series, series.c.run == runs.c.id)
+    .group_by(runs.c.id, runs.c.status),
+    runs.c.id,
+)
 _experiments = RowsByIds(select(experiments), experiments.c.id)
 _model = Prepared(select(models).where(models.c.id == bindparam("model")))
 _values = {
@@ -192,6 +199,11 @@ def _run_fields(
         "user": row[f"{prefix}user"],
         "deleted_at": row[f"{prefix}deleted_at"] or row.get("experiment_deleted_at"),
     }
+
+
+def change_marks(tx: Transaction, idents: Sequence[str]) -> list[tuple[Any, ...]]:
+    """Return, for each run, what differs once it has new points or another status."""
+    return [(*row.values(),) for row in _marks.fetch(tx, idents)]
 
 
 def details(tx: Transaction, found: StoredObject) -> RunDetails:

@@ -19,7 +19,7 @@ from sqlalchemy import (
     update,
 )
 
-from falaj.governance.objects import RowsByIds, stored_object
+from falaj.governance.objects import RowsByIds, rows_by_ids, stored_object
 from falaj.governance.tables import objects
 from falaj.ports.metadata import Prepared, Transaction
 from falaj.records.governance.objects import StoredObject
@@ -63,6 +63,7 @@ _TOUCH = (
     "INSERT INTO training_queue_changes (name, count) VALUES ('queue', 1) "
     "ON CONFLICT (name) DO UPDATE SET count = training_queue_changes.count + 1 RETURNING count"
 )
+_MARKS = "SELECT id, state, reason, attempt, progress FROM training_jobs WHERE id"
 _CHANGES = "SELECT count FROM training_queue_changes WHERE name = 'queue'"
 _unfinished = (
     select(jobs.c.queue, jobs.c.state, func.count())
@@ -246,6 +247,11 @@ def has_unfinished(tx: Transaction, workspace: str, *, at_least: int) -> bool:
 def has_running(tx: Transaction) -> bool:
     """Return whether any job has an attempt, or had one when the platform was killed."""
     return tx.execute(_running.limit(1)).first() is not None
+
+
+def change_marks(tx: Transaction, idents: Sequence[str]) -> list[tuple[Any, ...]]:
+    """Return, for each job, what differs once its state or its progress has changed."""
+    return rows_by_ids(tx, _MARKS, idents)
 
 
 def list_jobs(

@@ -3,10 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+from typing import Any
 from zoneinfo import ZoneInfo
 
-from falaj.apps.console.pages.overview import Box, OverviewRecords, OverviewView, overview
+import pytest
+
+from falaj.apps.console.pages.overview import (
+    COUNTS,
+    PARTS,
+    Box,
+    OverviewRecords,
+    OverviewView,
+    add_events,
+    overview,
+    read_again,
+    read_records,
+)
 from falaj.apps.console.times import Times
 from falaj.records.governance.events import Event
 from falaj.records.platform import PlatformFacts
@@ -70,3 +84,59 @@ def test_the_newest_change_comes_first_in_the_zone_of_the_person() -> None:
     assert view.changed == 20
     assert [line.words for line in view.changes][:2] == ["models promote: m19", "models promote: m18"]
     assert view.changes[0].at == "16:00:00"
+
+
+class Asked:
+    """Notes which operations were called, and answers as a platform where there is nothing."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def __getattr__(self, group: str) -> Any:
+        def call(name: str) -> Any:
+            def answer(**_options: object) -> Any:
+                self.names.append(f"{group}.{name}")
+                return SimpleNamespace(items=())
+
+            return answer
+
+        return type("Group", (), {"__getattr__": lambda _self, name: call(name)})()
+
+
+@pytest.mark.parametrize(
+    ("group", "asked"),
+    [
+        ("experiments", {"experiments.list"}),
+        ("secrets", set()),
+        ("monitoring", {"monitoring.list", "monitoring.alerts"}),
+        ("jobs", {"jobs.list", "nodes.list", "queues.list", "experiments.list"}),
+    ],
+)
+def test_an_event_asks_again_for_what_it_may_have_changed(group: str, asked: set[str]) -> None:
+    platform: Any = Asked()
+    counts = {"models": 3}
+
+    found = read_again(platform, "default", replace(EMPTY, counts=counts), {group})
+
+    assert {*platform.names} == asked
+    assert found.counts["models"] == 3
+
+
+def test_all_is_read_at_first() -> None:
+    platform: Any = Asked()
+
+    read_records(platform, "default", NOON)
+
+    assert {*platform.names} >= {"platform.status", "events.list", "webhooks.list", "features.list"}
+    assert len(platform.names) == len(PARTS) + len(COUNTS) + 1
+
+
+def test_events_are_added_once_and_those_of_yesterday_are_left_out() -> None:
+    old, known, new = (
+        event(name, at=at).model_copy(update={"id": name})
+        for name, at in (("old", NOON - timedelta(days=1)), ("known", NOON), ("new", NOON))
+    )
+
+    found = add_events(replace(EMPTY, today=(old, known)), [known, new], since=NOON - timedelta(hours=12))
+
+    assert [each.name for each in found.today] == ["known", "new"]

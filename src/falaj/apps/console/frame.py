@@ -56,6 +56,7 @@ def draw_frame(
 
     `entries` of the navigation have a page; addresses of pages begin with one of `segments`, below the workspace.
     """
+    ui.on("visibility", lambda event: context.set_visible(event.args == "visible"))
     ui.dark_mode(context.is_dark)
     ui.colors(**COLOURS[context.is_dark])
     with ui.header(elevated=False).classes("top"):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 from urllib.parse import quote, urlencode
 
 from nicegui import background_tasks, ui
@@ -17,7 +18,7 @@ from nicegui.client import Client
 from starlette.requests import Request
 
 from falaj.apps.console.components.states import error_card
-from falaj.apps.console.live import LiveFeed
+from falaj.apps.console.live import Handler, LiveFeed
 from falaj.apps.console.sessions import ConsoleSession
 from falaj.apps.console.times import Times
 from falaj.errors import Denied, FalajError, NotFound, Unauthenticated
@@ -28,10 +29,12 @@ log = logging.getLogger("falaj.console")
 T = TypeVar("T")
 THREADS = 16
 """Calls to the API at a time, of all sessions; each takes milliseconds."""
-ANSWER_S = 3.0
-"""A browser that does not answer for so long shows nothing."""
+SOON_S = 0.2
+"""The first notices after a while are gathered for so long."""
 REDRAW_S = 0.5
-"""Events are gathered for so long before a region is loaded again."""
+"""A region is loaded again at most this often, unless it says otherwise."""
+MOST_FOLLOWED = 200
+"""Objects that one part of a page follows; a table of more rows follows the first ones."""
 
 _threads = ThreadPoolExecutor(THREADS, thread_name_prefix="api-call")
 
@@ -64,7 +67,9 @@ class PageContext:
     end_session: Callable[[ConsoleSession], None]
     is_dark: bool = False
     workspaces: tuple[str, ...] = ()
-    _regions: list[Region[Any]] = field(default_factory=list)
+    is_visible: bool = True
+    """Whether the browser shows the page: it tells when that changes."""
+    _listeners: list[_Listener] = field(default_factory=list)
 
     @property
     def workspace(self) -> str:
@@ -136,94 +141,161 @@ class PageContext:
         draw: Callable[[T], None],
         *,
         events: Iterable[str] = (),
-        every_s: float | None = None,
+        objects: Callable[[T], Iterable[str]] | None = None,
         gather_s: float = REDRAW_S,
     ) -> Region[T]:
-        """Load a view-model and draw it here; again when an event of these types comes and the view-model differs.
+        """Load a view-model and draw it here; again when what it shows has changed and the view-model differs.
 
-        `events` are operations or groups of them, like ("jobs.*", "nodes.cordon"). `every_s` is for what makes no
-        event, like the load of a machine. Events are gathered for `gather_s` before it is loaded again: longer for a
-        page that many people look at, and that asks for much.
+        `events` are operations or groups of them, like ("jobs.*", "nodes.cordon"). `objects` returns the ids of what
+        the page shows and that changes without an event, like a run that gets points.
         """
-        region = Region(self, load, draw, gather_s)
-        self._regions.append(region)
+        region = Region(Drawing(self, draw), load)
         await region.refresh()
-        if events := tuple(events):
-            stop = self.feed.listen(self.workspace, events, region.notice)
-            self.client.on_delete(stop)
-        if every_s is not None:
 
-            async def refresh_if_seen() -> None:
-                if await self.is_seen():
-                    await region.refresh()
+        def followed() -> Iterable[str]:
+            shown = region.drawing.shown
+            return () if shown is None or objects is None else objects(shown[0])
 
-            ui.timer(every_s, refresh_if_seen, immediate=False)
+        self.live(region.refresh, events=events, objects=followed, gather_s=gather_s)
         return region
 
-    async def is_seen(self) -> bool:
-        """Ask the browser whether the page is visible: in a tab behind others it is not."""
-        try:
-            found = await self.client.run_javascript("document.visibilityState", timeout=ANSWER_S)
-        except TimeoutError:
-            return False
-        return bool(found == "visible")
+    def live(
+        self,
+        refresh: Callable[[], Awaitable[None]],
+        *,
+        events: Iterable[str] = (),
+        objects: Callable[[], Iterable[str]] = tuple,
+        workspace: str | None = None,
+        gather_s: float = REDRAW_S,
+    ) -> None:
+        """Call `refresh` when an event of these types comes or one of these objects changes, while the page is open.
 
-    def on_events(self, events: Iterable[str], handle: Callable[[Event], None]) -> None:
-        """Call `handle` in the page's loop for each event of these types, while the page is open."""
+        Not more often than every `gather_s`: seldom for what many people look at, and asks for much. A page that nobody
+        sees, in a tab behind others, is refreshed once it is seen again.
+        """
+        listener = _Listener(self, refresh, tuple(events), objects, workspace or self.workspace, gather_s)
+        self._listeners.append(listener)
+        listener.listen()
+        self.client.on_delete(listener.stop)
 
-        def safely(event: Event) -> None:
-            with self.client:
-                handle(event)
+    def on_notices(self, handle: Handler, *, events: Iterable[str], workspace: str | None = None) -> None:
+        """Call `handle` with each event of these types, while the page is open; with none where some may be missing."""
+        self.client.on_delete(self.feed.listen(workspace or self.workspace, tuple(events), handle))
 
-        self.client.on_delete(self.feed.listen(self.workspace, tuple(events), safely))
+    def set_visible(self, is_visible: bool) -> None:
+        """Note whether somebody sees the page; what changed meanwhile is loaded once it is seen again."""
+        self.is_visible = is_visible
+        if is_visible:
+            for listener in self._listeners:
+                listener.catch_up()
+
+
+class Drawing(Generic[T]):
+    """A view-model that is drawn, and drawn again when another is to be shown."""
+
+    def __init__(self, context: PageContext, draw: Callable[[T], None]) -> None:
+        self._context = context
+        self._draw = draw
+        self._box = ui.element("div").classes("region")
+        self.shown: tuple[T] | None = None
+        """The view-model that is drawn; none before the first, and while an error is drawn."""
+
+    def show(self, found: T) -> None:
+        """Draw a view-model, unless it is the one that is shown."""
+        if self._context.client.is_deleted or self.shown == (found,):
+            return
+        self.shown = (found,)
+        self._box.clear()
+        with self._box:
+            self._draw(found)
+
+    def show_error(self, error: FalajError) -> None:
+        """Draw an error instead."""
+        self.shown = None
+        self._box.clear()
+        with self._box:
+            error_card(error)
 
 
 class Region(Generic[T]):
-    """A part of a page that is drawn from a view-model, and drawn again when that has changed."""
+    """A part of a page that is loaded as a view-model, and loaded again when that may have changed."""
 
-    def __init__(
-        self,
-        context: PageContext,
-        load: Callable[[], Awaitable[T]],
-        draw: Callable[[T], None],
-        gather_s: float = REDRAW_S,
-    ) -> None:
-        self._context = context
-        self._load, self._draw = load, draw
-        self._gather_s = gather_s
-        self._box = ui.element("div").classes("region")
-        self._shown: tuple[T] | None = None
+    def __init__(self, drawing: Drawing[T], load: Callable[[], Awaitable[T]]) -> None:
+        self.drawing = drawing
+        self._load = load
         self._loading = asyncio.Lock()
-        self._is_waiting = False
 
     async def refresh(self) -> None:
         """Load the view-model, and draw it unless it is the one that is shown."""
         async with self._loading:
             try:
-                found = await self._load()
+                self.drawing.show(await self._load())
             except Unauthenticated:
                 return
             except FalajError as error:
-                self._shown = None
-                self._box.clear()
-                with self._box:
-                    error_card(error)
-                return
-            if self._context.client.is_deleted or self._shown == (found,):
-                return
-            self._shown = (found,)
-            self._box.clear()
-            with self._box:
-                self._draw(found)
+                self.drawing.show_error(error)
 
-    def notice(self, _event: Event) -> None:
-        """Refresh soon; further events until then cost nothing."""
-        if not self._is_waiting:
+
+class _Listener:
+    """Refreshes a part of a page on notices: at most once in a while, and only while somebody sees the page."""
+
+    def __init__(
+        self,
+        context: PageContext,
+        refresh: Callable[[], Awaitable[None]],
+        events: tuple[str, ...],
+        objects: Callable[[], Iterable[str]],
+        workspace: str,
+        gather_s: float,
+    ) -> None:
+        self._context = context
+        self._refresh = refresh
+        self._events, self._objects, self._workspace = events, objects, workspace
+        self._gather_s = gather_s
+        self._followed: tuple[str, ...] | None = None
+        self._forget: Callable[[], None] = lambda: None
+        self._is_waiting = self._is_stale = False
+        self._refreshed_at = 0.0
+
+    def listen(self) -> None:
+        """Listen, or follow other objects than before."""
+        wanted = tuple(sorted(set(self._objects())))[:MOST_FOLLOWED]
+        if wanted == self._followed or not (self._events or wanted):
+            return
+        before, self._followed = self._forget, wanted
+        feed = self._context.feed
+        self._forget = feed.listen(self._workspace, self._events, self._notice, objects=wanted)
+        before()
+
+    def stop(self) -> None:
+        self._forget()
+
+    def catch_up(self) -> None:
+        """Refresh, if there were notices while nobody saw the page."""
+        if self._is_stale:
+            self._notice(None)
+
+    def _notice(self, _event: Event | None) -> None:
+        """Refresh soon; further notices until then cost nothing."""
+        if not self._context.is_visible:
+            self._is_stale = True
+        elif not self._is_waiting:
             self._is_waiting = True
             background_tasks.create(self._refresh_soon(), name="redraw")
 
     async def _refresh_soon(self) -> None:
-        await asyncio.sleep(self._gather_s)
-        self._is_waiting = False
+        await asyncio.sleep(max(SOON_S, self._refreshed_at + self._gather_s - time.monotonic()))
+        self._refreshed_at = time.monotonic()
+        self._is_waiting = self._is_stale = False
+        if self._context.client.is_deleted:
+            return
+        try:
+            await self._refresh()
+        except Unauthenticated:
+            return
+        except (
+            FalajError
+        ) as error:  # a region shows its own errors; a chart stays as it is until the next time
+            log.info("a page was not refreshed", extra={"reason": error.message})
         if not self._context.client.is_deleted:
-            await self.refresh()
+            self.listen()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field
 from sqlalchemy import insert, select, update
@@ -43,6 +44,11 @@ from falaj.serving.store import stats as endpoint_stats
 
 EndpointRef = Annotated[Reference, RefersTo("endpoint")]
 Worse = Annotated[tuple[Annotated[float, Field(ge=0, le=1000)], ...], Field(min_length=1, max_length=20)]
+
+_MARKS = (
+    "SELECT p.id, p.work, w.state, w.step, w.doing FROM control_pipelines p "
+    "LEFT JOIN control_work w ON w.id = p.work WHERE p.id"
+)
 
 
 class Pipelines:
@@ -256,6 +262,11 @@ def _require_full_rights(call: Call, pipeline: Pipeline) -> None:
             f"pipeline {pipeline.name} would start by itself, with more rights than this token has; "
             "apply it with a token without limits, or with on_drift off and without every"
         )
+
+
+def change_marks(tx: Transaction, idents: Sequence[str]) -> list[tuple[Any, ...]]:
+    """Return, for each pipeline, what differs once its workflow is at another step or in another state."""
+    return objects.rows_by_ids(tx, _MARKS, idents)
 
 
 @dataclass(frozen=True)

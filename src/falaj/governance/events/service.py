@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import secrets
+import time
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -14,7 +15,7 @@ from falaj.governance import objects
 from falaj.governance.encryption.keyring import require_living_key
 from falaj.governance.encryption.values import SealedValues
 from falaj.governance.events import store
-from falaj.governance.events.feed import EventFeed
+from falaj.governance.events.feed import EventFeed, MarkReaders
 from falaj.governance.events.store import StoredEvent
 from falaj.governance.operations.call import Call, current_call
 from falaj.governance.operations.gate import Gate
@@ -33,6 +34,7 @@ from falaj.records.governance.events import (
     EventNotice,
     EventPosition,
     EventTypes,
+    FollowedObjects,
     UndeliveredEvent,
     Webhook,
     WebhookRef,
@@ -40,7 +42,7 @@ from falaj.records.governance.events import (
 )
 from falaj.records.governance.identity import Role
 from falaj.records.governance.objects import Cursor, Page, PageSize, StoredObject
-from falaj.records.names import Name, WorkspaceRef
+from falaj.records.names import Name, ObjectId, WorkspaceRef
 
 START = EventPosition(seq=-1, part=0)
 SECRET_BYTES = 32
@@ -49,9 +51,10 @@ SECRET_BYTES = 32
 class Events:
     """What was done on the platform, in the order of the audit log."""
 
-    def __init__(self, gate: Gate) -> None:
+    def __init__(self, gate: Gate, *, marks: MarkReaders | None = None) -> None:
+        """`marks` are the kinds of objects whose changes can be followed, and how changes are recognized."""
         self.gate = gate
-        self._feed = EventFeed(gate.database)
+        self._feed = EventFeed(gate.database, marks=marks)
 
     @operation("events.list", resource="workspace", mode=Mode.READ)
     def list(
@@ -91,27 +94,53 @@ class Events:
         *,
         types: EventTypes | None = None,
         workspace: WorkspaceRef | None = None,
+        objects: FollowedObjects = (),
         after: Cursor = "",
     ) -> Iterator[EventNotice]:
-        """Stream the events of a workspace as they are made, with heartbeats; `after` continues an earlier stream."""
+        """Stream the events of a workspace as they are made, with heartbeats; `after` continues an earlier stream.
+
+        The stream also tells, at most once a second, which of `objects` have changed: runs that got metric points, and
+        others that change without an event. At first all of them count as changed.
+        """
         call = current_call()
         given = self.gate.cursors.read(call, after)
         begin = _position(given) if given else store.newest_position(call.tx)
-        return self._watch(call, begin, types or ("*",))
+        followed = call.referred["objects"] if objects else []
+        for each in followed:
+            if each.kind not in self._feed.kinds:
+                raise InvalidInput.at("objects", given=each.address, allowed=", ".join(self._feed.kinds))
+        return self._watch(call, begin, types or ("*",), followed)
 
-    def _watch(self, call: Call, position: EventPosition, types: EventTypes) -> Iterator[EventNotice]:
+    def _watch(
+        self, call: Call, position: EventPosition, types: EventTypes, followed: Sequence[StoredObject]
+    ) -> Iterator[EventNotice]:
         write = partial(self.gate.cursors.write, call)
-        with self._feed.watching():
-            yield EventNotice(cursor=write(_cursor(position)))
+        with self._feed.watching(followed) as watcher:
+            found: Sequence[StoredEvent] | None = ()
+            due = time.monotonic()  # for the next heartbeat
             while True:
-                found = self._feed.wait(position, timeout_s=HEARTBEAT_S)
                 if found is None:
                     with self.gate.database.read() as tx:
                         found = store.list_all(tx, after=position, limit=LARGEST_BATCH)
                 for each in self._shown(call, found, types):
                     yield EventNotice(cursor=write(_cursor(each.position)), event=each.event)
                 position = found[-1].position if found else position
-                yield EventNotice(cursor=write(_cursor(position)))
+                changed = self._visible(call, self._feed.take_changes(watcher))
+                if changed or time.monotonic() >= due:
+                    yield EventNotice(cursor=write(_cursor(position)), changed=changed)
+                    due = time.monotonic() + HEARTBEAT_S
+                found = self._feed.wait(watcher, position, timeout_s=due - time.monotonic())
+
+    def _visible(self, call: Call, changed: Collection[ObjectId]) -> tuple[ObjectId, ...]:
+        """Return those of `changed` that the caller of a stream may see now."""
+        if not changed:
+            return ()
+        with self.gate.database.read() as tx:
+            visibility = self._visibility(call, tx)
+            return tuple(each for each in changed if _is_seen(tx, visibility, each))
+
+    def _visibility(self, call: Call, tx: Transaction) -> Visibility:
+        return Visibility(self.gate.authorizer, tx, replace(call.caller, actions=None), SEE)
 
     def _shown(self, call: Call, found: Sequence[StoredEvent], types: EventTypes) -> Sequence[StoredEvent]:
         """Return those of `found` that the caller of a stream asked for and may see."""
@@ -123,8 +152,7 @@ class Events:
         if not asked:
             return []
         with self.gate.database.read() as tx:
-            caller = replace(call.caller, actions=None)
-            is_seen = cache(partial(_is_seen, tx, Visibility(self.gate.authorizer, tx, caller, SEE)))
+            is_seen = cache(partial(_is_seen, tx, self._visibility(call, tx)))
             return [each for each in asked if is_seen(each.event.subject)]
 
 

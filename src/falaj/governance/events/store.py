@@ -9,6 +9,7 @@ from typing import Any
 
 from sqlalchemy import and_, delete, func, insert, or_, select, update
 
+from falaj.governance.objects import rows_by_ids
 from falaj.governance.operations.events import PREFIX
 from falaj.governance.tables import events, objects, undelivered_events, webhook_progress, webhooks
 from falaj.ports.metadata import Transaction
@@ -37,6 +38,7 @@ SCANNED = 500
 """Events that are read at once; those of other types are passed over."""
 COUNTED = 10_000
 """Waiting events are counted up to this number."""
+_MARKS = "SELECT webhook, seq, part, attempts, delivered FROM governance_webhook_progress WHERE webhook"
 
 
 @dataclass(frozen=True)
@@ -200,6 +202,11 @@ def webhook_record(tx: Transaction, found: StoredObject, *, secret: str | None =
         created_at=found.created_at,
         secret=secret,
     )
+
+
+def change_marks(tx: Transaction, idents: Sequence[str]) -> list[tuple[Any, ...]]:
+    """Return, for each webhook, what differs once events were sent, or could not be."""
+    return rows_by_ids(tx, _MARKS, idents)
 
 
 def _count_waiting(tx: Transaction, found: StoredObject, types: Sequence[str], after: EventPosition) -> int:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from falaj.records.names import ActionPattern, ObjectId, Reference, RefersTo, TextRule
+from falaj.records.names import ActionPattern, AnyRef, ObjectId, Reference, RefersTo, TextRule
 from falaj.records.record import Record
 
 WebhookRef = Annotated[Reference, RefersTo("webhook")]
@@ -18,6 +18,7 @@ EventId = Annotated[
 ]
 WebhookUrl = Annotated[str, Field(min_length=1, max_length=2000)]
 EventTypes = Annotated[tuple[ActionPattern, ...], Field(min_length=1, max_length=50)]
+FollowedObjects = Annotated[tuple[AnyRef, ...], Field(max_length=200)]
 
 
 class Event(Record):
@@ -34,10 +35,14 @@ class Event(Record):
 
 
 class EventNotice(Record):
-    """What a stream of events says: an event, or none as a heartbeat; `cursor` continues the stream behind it."""
+    """What a stream of events says: an event, or none as a heartbeat; `cursor` continues the stream behind it.
+
+    `changed` are those of the followed objects that have changed, whether or not an event tells of it.
+    """
 
     cursor: str
     event: Event | None = None
+    changed: tuple[ObjectId, ...] = ()
 
 
 class WebhookState(StrEnum):

@@ -1,17 +1,21 @@
-"""Events are streamed as they are made: to those who may see them, without a gap, with one reader for all."""
+"""Events, and changes that make none, are streamed: to those who may see them, without a gap, by one reader for all."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from itertools import islice
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice, takewhile
+from typing import Any
 
 import pytest
 
-from falaj.errors import FalajError, InvalidInput, Unauthenticated
+from falaj.assembly.services import change_marks
+from falaj.errors import FalajError, InvalidInput, NotFound, Unauthenticated
 from falaj.governance.events import feed, store
 from falaj.governance.events.feed import EventFeed
-from falaj.governance.operations.caller import acting_as
+from falaj.governance.operations.caller import Caller, acting_as
+from falaj.ports.metadata import Transaction
 from falaj.records.governance.events import Event, EventNotice
 from falaj.records.governance.identity import Role
 from platforms import OwnPlatform
@@ -155,3 +159,138 @@ def test_a_database_that_is_away_for_a_moment_ends_no_stream(
 
     assert next_event(stream).name == "pin"
     stream.close()
+
+
+# ---------------------------------------------------------------------------------- followed objects
+
+
+def next_changes(stream: Iterator[EventNotice]) -> tuple[str, ...]:
+    return next(notice.changed for notice in stream if notice.changed)
+
+
+def log(platform: OwnPlatform, run: str, *, step: int) -> None:
+    platform.runs.log_metrics(run, ({"key": "loss", "value": 0.5, "step": step},))
+
+
+@pytest.fixture
+def quick_platform(light_platform: OwnPlatform) -> OwnPlatform:
+    light_platform.events._feed = EventFeed(
+        light_platform.events.gate.database, marks=change_marks(), poll_s=0.01, changes_s=0.02
+    )
+    return light_platform
+
+
+def test_new_points_of_a_followed_run_are_told_and_those_of_others_are_not(platform: OwnPlatform) -> None:
+    followed, other = platform.runs.start("e").id, platform.runs.start("e").id
+    stream = platform.events.watch(objects=(followed,))
+    assert next(stream).changed == (followed,), "what happened before the stream began is to be loaded"
+
+    log(platform, other, step=1)
+    log(platform, followed, step=1)
+
+    assert next_changes(stream) == (followed,)
+    stream.close()
+
+
+def test_points_are_told_once_for_all_that_came_meanwhile(quick_platform: OwnPlatform) -> None:
+    run = quick_platform.runs.start("e").id
+    stream = quick_platform.events.watch(objects=(run,))
+    next(stream)
+    reads = Counter[str]()
+    read_before = quick_platform.events._feed._readers["run"]
+
+    def counted(tx: Transaction, idents: Sequence[str]) -> Iterable[tuple[Any, ...]]:
+        reads[threading.current_thread().name] += 1
+        return read_before(tx, idents)
+
+    quick_platform.events._feed._readers = {"run": counted}
+    for step in range(50):
+        log(quick_platform, run, step=step)
+    reads.clear()
+    eventually(lambda: reads["event-feed"] > 1)  # the second of them has seen all points, and told
+
+    assert next_changes(stream) == (run,)
+    notices = list(islice(stream, 1))
+    stream.close()
+    assert [notice.changed for notice in notices] == [()], "a heartbeat: nothing changed since"
+
+
+def test_a_run_that_ends_without_an_event_of_its_own_is_told(quick_platform: OwnPlatform) -> None:
+    run = quick_platform.runs.start("e").id
+    stream = quick_platform.events.watch(objects=(run,), types=("jobs.*",))
+    next(stream)
+
+    quick_platform.runs.end(run)
+
+    assert next_changes(stream) == (run,)
+    stream.close()
+
+
+def test_twenty_followers_of_a_run_cost_one_query_and_none_without_them(
+    quick_platform: OwnPlatform,
+) -> None:
+    run = quick_platform.runs.start("e").id
+    streams = [quick_platform.events.watch(objects=(run,)) for _ in range(20)]
+    for stream in streams:
+        next(stream)
+    asked: list[Sequence[str]] = []
+    read_before = quick_platform.events._feed._readers["run"]
+
+    def counted(tx: Transaction, idents: Sequence[str]) -> Iterable[tuple[Any, ...]]:
+        asked.append([*idents])
+        return read_before(tx, idents)
+
+    quick_platform.events._feed._readers = {"run": counted}
+    eventually(lambda: len(asked) > 2)
+
+    for stream in streams:
+        stream.close()
+
+    assert asked == [[run]] * len(asked)
+    eventually(lambda: not quick_platform.events._feed._is_reading)
+    assert quick_platform.events._feed._marks == {}
+
+
+def test_a_run_that_the_caller_may_not_see_cannot_be_followed(quick_platform: OwnPlatform) -> None:
+    run = quick_platform.runs.start("e").id
+    dana = quick_platform.join("dana", Role.VIEWER)
+    quick_platform.policies.publish("hide", text=hide_runs(dana))
+
+    with acting_as(dana), pytest.raises(NotFound):
+        quick_platform.events.watch(objects=(run,))
+
+
+def test_who_may_no_longer_see_a_run_is_told_nothing_of_it(quick_platform: OwnPlatform) -> None:
+    run = quick_platform.runs.start("e").id
+    dana = quick_platform.join("dana", Role.VIEWER)
+    with acting_as(dana):
+        stream = quick_platform.events.watch(objects=(run,), types=("secrets.*",))
+    mine = quick_platform.events.watch(objects=(run,))
+    assert (next(stream).changed, next(mine).changed) == ((run,), (run,))
+    quick_platform.policies.publish("hide", text=hide_runs(dana))
+
+    log(quick_platform, run, step=1)
+    quick_platform.secrets.set("later", "x")
+
+    assert next_changes(mine) == (run,)
+    until = list(takewhile(lambda notice: notice.event is None, stream))
+    assert [notice.changed for notice in until if notice.changed] == []
+    stream.close()
+    mine.close()
+
+
+def hide_runs(caller: Caller) -> str:
+    return f'forbid (principal == User::"{caller.id}", action, resource is Run);'
+
+
+def test_what_makes_an_event_at_each_change_is_not_followed(quick_platform: OwnPlatform) -> None:
+    secret = quick_platform.secrets.set("pin", "x")
+
+    with pytest.raises(InvalidInput, match="run"):
+        quick_platform.events.watch(objects=(secret.id,))
+
+
+def test_every_kind_that_can_be_followed_is_read(platform: OwnPlatform) -> None:
+    with platform.events.gate.database.read() as tx:
+        for read in change_marks().values():
+            assert [*read(tx, ["none_such", "nor_this"])] == []

@@ -44,6 +44,32 @@ document.addEventListener("keydown", (event) => {
   }
 });
 
+document.addEventListener("keydown", (event) => {
+  const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
+  const card = step && event.target.closest?.(".search-card");
+  if (!card) return;
+  event.preventDefault();
+  const stops = [card.querySelector("input"), ...card.querySelectorAll(".hit")];
+  stops[Math.min(Math.max(stops.indexOf(document.activeElement) + step, 0), stops.length - 1)].focus();
+});
+
+let lastFocus = null; // outside of dialogs and menus: it gets the focus back when they go
+document.addEventListener("focusin", (event) => {
+  if (!event.target.closest("[id^=q-portal]")) lastFocus = event.target;
+});
+new MutationObserver((changes) => {
+  const gone = changes.flatMap((each) => [...each.removedNodes]).some((node) => /^q-portal--(dialog|menu)/.test(node.id));
+  if (gone && document.activeElement === document.body && lastFocus?.isConnected) lastFocus.focus({ preventScroll: true });
+}).observe(document.body, { childList: true });
+
+function tellVisibility() {
+  if (window.did_handshake) window.emitEvent("visibility", document.visibilityState);
+  else setTimeout(tellVisibility, 200);
+}
+
+document.addEventListener("visibilitychange", tellVisibility);
+if (document.hidden) tellVisibility();
+
 let shown = location.pathname + location.search;
 const push = history.pushState.bind(history);
 history.pushState = (...given) => {

@@ -45,6 +45,11 @@ class Sorting:
 
 # Templates of the framework: they are constant, and show every value as text.
 LINK = '<q-td :props="props"><a class="cell-link" :href="props.row.target">{{ props.value }}</a></q-td>'
+SORTABLE = """
+<q-th :props="props" tabindex="0" @keydown.enter.prevent="props.sort(props.col)"
+  @keydown.space.prevent="props.sort(props.col)">{{ props.col.label }}</q-th>
+"""
+"""The head of a column by which rows are sorted; also with the keyboard."""
 STATE = (
     '<q-td :props="props"><span :class="\'badge \' + props.row.tones[props.col.name]">'
     '<q-icon :name="props.row.signs[props.col.name]" aria-hidden="true"></q-icon>{{ props.value }}</span></q-td>'
@@ -80,6 +85,8 @@ def data_table(
     for column in columns:
         if column.kind in ("link", "state"):
             table.add_slot(f"body-cell-{column.key}", LINK if column.kind == "link" else STATE)
+        if column.sortable:
+            table.add_slot(f"header-cell-{column.key}", SORTABLE)
     if on_sort is not None:
 
         async def sort(event: events.GenericEventArguments) -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
 from nicegui import ui
 
 from falaj.apps.console.components.states import BAD, BUSY, GOOD, IDLE, WAITING, empty_state, state_badge
-from falaj.apps.console.page import ConsolePage, PageContext
+from falaj.apps.console.page import ConsolePage, Drawing, PageContext
+from falaj.apps.console.pages.platform_events import PLATFORM
+from falaj.apps.console.sampling import sample_together
 from falaj.apps.console.times import Times, size
 from falaj.errors import Denied, NotFound
 from falaj.records.governance.events import Event
@@ -26,6 +30,10 @@ T = TypeVar("T")
 COUNTED = 1000
 """Objects are counted up to this number."""
 ALERTS, CHANGES = 5, 8
+FOLLOW_S = 2.0
+"""The overview is loaded again at most this often: many people look at it."""
+SAMPLE_S = 30.0
+"""How often is looked whether a controller acts, and which nodes there are."""
 
 
 @dataclass(frozen=True)
@@ -206,67 +214,195 @@ def _counted(count: int | None, noun: str) -> str:
 # ------------------------------------------------------------------------------------------- drawing
 
 
-async def load(context: PageContext) -> OverviewView:
-    """Ask the platform, and return what the page shows."""
-    here, since = context.workspace, context.times.midnight(utc_now())
-    records = await context.ask(lambda p: read_records(p, here, since))
-    return overview(records, times=context.times)
+@dataclass(frozen=True)
+class Part:
+    """A part of the records: what it is read by, and the groups of operations that change it."""
+
+    read: Callable[[Platform, str], Any]
+    changed_by: tuple[str, ...]
+    missing: Any = ()
+    """What stands for it where the person may not see it."""
+
+
+PARTS = {
+    "platform": Part(lambda p, _: p.platform.status(), ("nodes",), None),
+    "machines": Part(lambda p, _: p.nodes.list(), ("nodes", "jobs")),
+    "queues": Part(lambda p, _: p.queues.list(limit=COUNTED).items, ("queues", "nodes", "jobs")),
+    "running": Part(lambda p, here: _jobs(p, here, JobState.RUNNING), ("jobs",)),
+    "waiting": Part(lambda p, here: _jobs(p, here, JobState.QUEUED), ("jobs",)),
+    "alerts": Part(lambda p, here: p.monitoring.alerts(workspace=here, limit=COUNTED).items, ("monitoring",)),
+}
+COUNTS = {
+    "features": Part(
+        lambda p, here: len(p.features.list(workspace=here, limit=COUNTED).items), ("features",), None
+    ),
+    "runs": Part(
+        lambda p, here: len(p.experiments.list(workspace=here, limit=COUNTED).items),
+        ("experiments", "runs", "jobs", "studies"),
+        None,
+    ),
+    "models": Part(
+        lambda p, here: len(p.models.list(workspace=here, limit=COUNTED).items), ("models",), None
+    ),
+    "endpoints": Part(
+        lambda p, here: len(p.endpoints.list(workspace=here, limit=COUNTED).items), ("endpoints",), None
+    ),
+    "monitoring": Part(
+        lambda p, here: len(p.monitoring.list(workspace=here, limit=COUNTED).items), ("monitoring",), None
+    ),
+    "pipelines": Part(
+        lambda p, here: len(p.pipelines.list(workspace=here, limit=COUNTED).items), ("pipelines",), None
+    ),
+    "webhooks": Part(
+        lambda p, here: len(p.webhooks.list(workspace=here, limit=COUNTED).items), ("webhooks",), None
+    ),
+}
+
+
+def _jobs(p: Platform, here: str, state: JobState) -> Sequence[Job]:
+    return p.jobs.list(state=state, workspace=here, limit=COUNTED).items
 
 
 def read_records(p: Platform, here: str, since: datetime) -> OverviewRecords:
     """Ask for all that the overview is made from, without what the person may not see."""
-    running, queued = JobState.RUNNING, JobState.QUEUED
-    return OverviewRecords(
-        platform=_seen(lambda: p.platform.status()),
-        machines=_seen(lambda: p.nodes.list()) or (),
-        queues=_seen(lambda: p.queues.list(limit=COUNTED).items) or (),
-        running=_seen(lambda: p.jobs.list(state=running, workspace=here, limit=COUNTED).items) or (),
-        waiting=_seen(lambda: p.jobs.list(state=queued, workspace=here, limit=COUNTED).items) or (),
-        counts={
-            "features": _seen(lambda: len(p.features.list(workspace=here, limit=COUNTED).items)),
-            "runs": _seen(lambda: len(p.experiments.list(workspace=here, limit=COUNTED).items)),
-            "models": _seen(lambda: len(p.models.list(workspace=here, limit=COUNTED).items)),
-            "endpoints": _seen(lambda: len(p.endpoints.list(workspace=here, limit=COUNTED).items)),
-            "monitoring": _seen(lambda: len(p.monitoring.list(workspace=here, limit=COUNTED).items)),
-            "pipelines": _seen(lambda: len(p.pipelines.list(workspace=here, limit=COUNTED).items)),
-            "webhooks": _seen(lambda: len(p.webhooks.list(workspace=here, limit=COUNTED).items)),
-        },
-        alerts=_seen(lambda: p.monitoring.alerts(workspace=here, limit=COUNTED).items) or (),
-        today=_seen(lambda: p.events.list(since=since, workspace=here, limit=COUNTED).items) or (),
+    empty = OverviewRecords(
+        platform=None, machines=(), queues=(), running=(), waiting=(), counts={}, alerts=(), today=()
     )
+    with suppress(Denied, NotFound):
+        empty = replace(empty, today=p.events.list(since=since, workspace=here, limit=COUNTED).items)
+    groups = {group for part in (*PARTS.values(), *COUNTS.values()) for group in part.changed_by}
+    return read_again(p, here, empty, groups)
 
 
-def _seen(call: Callable[[], T]) -> T | None:
-    """Return what an operation answers; none if the person may not perform it."""
+def read_again(p: Platform, here: str, known: OverviewRecords, groups: Collection[str]) -> OverviewRecords:
+    """Ask for the parts that operations of these groups have changed; the others stay as they are known."""
+
+    def read(parts: Mapping[str, Part]) -> dict[str, Any]:
+        return {
+            name: _seen(partial(part.read, p, here), part.missing)
+            for name, part in parts.items()
+            if not {*part.changed_by}.isdisjoint(groups)
+        }
+
+    return replace(known, counts=known.counts | read(COUNTS), **read(PARTS))
+
+
+def group_of(event: Event) -> str:
+    """Return the group of the operation that an event tells of, like `jobs`."""
+    return event.type.removeprefix("falaj.").partition(".")[0]
+
+
+def add_events(known: OverviewRecords, came: Sequence[Event], *, since: datetime) -> OverviewRecords:
+    """Return the records with events that came since; the day, which `since` begins, may be another."""
+    today = {each.id: each for each in (*known.today, *came) if each.at >= since}
+    return replace(known, today=tuple(today.values())[-COUNTED:])
+
+
+def _seen(call: Callable[[], T], missing: T) -> T:
+    """Return what an operation answers; `missing` if the person may not perform it."""
     try:
         return call()
     except (Denied, NotFound):
-        return None
+        return missing
 
 
-def draw_overview(context: PageContext, view: OverviewView) -> None:
-    with ui.element("div").classes("layers"):
+class OverviewPage:
+    """The open overview. Many people look at it, so it asks again only for what an event has changed."""
+
+    def __init__(self, context: PageContext) -> None:
+        self.context = context
+        self.records: OverviewRecords | None = None
+        self.is_incomplete = True
+        """Events may be missing: all is to be read."""
+        self.came: list[Event] = []
+        """The events of the workspace since the records were read."""
+        self.groups: set[str] = set()
+        """The groups of operations on the platform itself since then."""
+        self.boxes: dict[str, Drawing[Box]] = {}
+
+    @property
+    def today(self) -> datetime:
+        return self.context.times.midnight(utc_now())
+
+    async def draw(self) -> None:
+        context = self.context
+        context.on_notices(self._note, events=("*",))
+        self._draw_view(await self._load())
+        context.live(self._refresh, events=("*",), gather_s=FOLLOW_S)
+        context.on_notices(self._note_platform, events=("nodes.*", "queues.*"), workspace=PLATFORM)
+        context.live(self._refresh, events=("nodes.*", "queues.*"), workspace=PLATFORM, gather_s=FOLLOW_S)
+        sample_together(
+            context, "platform", lambda p: (p.platform.status(), p.nodes.list()), self._take, every_s=SAMPLE_S
+        )
+
+    def _note(self, event: Event | None) -> None:
+        if event is None:
+            self.is_incomplete = True
+        else:
+            self.came.append(event)
+
+    def _note_platform(self, event: Event | None) -> None:
+        self.groups |= {"nodes", "queues"} if event is None else {group_of(event)}
+
+    async def _load(self) -> OverviewView:
+        here, since, known = self.context.workspace, self.today, self.records
+        came, self.came = self.came, []
+        groups, self.groups = self.groups | {group_of(each) for each in came}, set()
+        if known is None or self.is_incomplete:
+            self.is_incomplete = False
+            self.records = await self.context.ask(lambda p: read_records(p, here, since))
+        else:
+            now = add_events(known, came, since=since)
+            self.records = await self.context.ask(lambda p: read_again(p, here, now, groups))
+        return overview(self.records, times=self.context.times)
+
+    async def _refresh(self) -> None:
+        if self.is_incomplete or self.came or self.groups:
+            self._show(await self._load())
+
+    def _take(self, found: tuple[PlatformFacts, Sequence[Machine]]) -> None:
+        """Show whether a controller acts and which nodes there are: that ends without an event."""
+        if self.records is not None:
+            self.records = replace(self.records, platform=found[0], machines=found[1])
+            self._show(overview(self.records, times=self.context.times))
+
+    def _draw_view(self, view: OverviewView) -> None:
+        with ui.element("div").classes("layers"):
+            for layer in view.layers:
+                with ui.element("section").classes("layer").props(f"aria-label='{layer.name}'"):
+                    ui.label(layer.name).classes("layer-name")
+                    with ui.element("div").classes("boxes"):
+                        for box in layer.boxes:
+                            self.boxes[box.title] = Drawing(self.context, partial(_draw_box, self.context))
+        with ui.element("div").classes("columns"):
+            with ui.element("section").classes("panel"):
+                ui.label("Last alerts").classes("panel-title").props("role=heading aria-level=2")
+                self.alerts = Drawing(self.context, _draw_alerts)
+            with ui.element("section").classes("panel"):
+                self.changed = ui.label().classes("panel-title").props("role=heading aria-level=2")
+                self.changes = Drawing(self.context, _draw_changes)
+        self._show(view)
+
+    def _show(self, view: OverviewView) -> None:
+        """Draw what is another than before."""
         for layer in view.layers:
-            with ui.element("section").classes("layer").props(f"aria-label='{layer.name}'"):
-                ui.label(layer.name).classes("layer-name")
-                with ui.element("div").classes("boxes"):
-                    for box in layer.boxes:
-                        _draw_box(context, box)
-    with ui.element("div").classes("columns"):
-        with ui.element("section").classes("panel"):
-            ui.label("Last alerts").classes("panel-title").props("role=heading aria-level=2")
-            if not view.alerts:
-                empty_state(
-                    "No alert was raised.", command="falaj monitoring watch ENDPOINT", icon="verified"
-                )
-            _draw_lines(context, view.alerts)
-        with ui.element("section").classes("panel"):
-            ui.label(f"Changed today ({view.changed})").classes("panel-title").props(
-                "role=heading aria-level=2"
-            )
-            if not view.changes:
-                empty_state("Nothing was changed today.", command="falaj train train.py", icon="history")
-            _draw_lines(context, view.changes)
+            for box in layer.boxes:
+                self.boxes[box.title].show(box)
+        self.alerts.show(view.alerts)
+        self.changed.set_text(f"Changed today ({view.changed})")
+        self.changes.show(view.changes)
+
+
+def _draw_alerts(alerts: Sequence[Line]) -> None:
+    if not alerts:
+        empty_state("No alert was raised.", command="falaj monitoring watch ENDPOINT", icon="verified")
+    _draw_lines(alerts)
+
+
+def _draw_changes(changes: Sequence[Line]) -> None:
+    if not changes:
+        empty_state("Nothing was changed today.", command="falaj train train.py", icon="history")
+    _draw_lines(changes)
 
 
 def _draw_box(context: PageContext, box: Box) -> None:
@@ -288,7 +424,7 @@ def _draw_box(context: PageContext, box: Box) -> None:
             ui.label(box.figure).classes("muted small")
 
 
-def _draw_lines(context: PageContext, lines: Sequence[Line]) -> None:
+def _draw_lines(lines: Sequence[Line]) -> None:
     for line in lines:
         with ui.element("div").classes("line"):
             ui.label(line.at).classes("muted small mono")
@@ -300,13 +436,7 @@ def _draw_lines(context: PageContext, lines: Sequence[Line]) -> None:
 async def draw(context: PageContext) -> None:
     """Draw the page; every event of the workspace may change it."""
     ui.label("Overview").classes("title").props("role=heading aria-level=1")
-
-    async def loaded() -> OverviewView:
-        return await load(context)
-
-    await context.region(
-        loaded, lambda view: draw_overview(context, view), events=("*",), every_s=30, gather_s=2
-    )
+    await OverviewPage(context).draw()
 
 
 PAGE = ConsolePage(

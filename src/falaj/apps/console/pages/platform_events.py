@@ -12,4 +12,4 @@ PLATFORM = "platform"
 
 def follow_platform(context: PageContext, events: Iterable[str], region: Region[Any]) -> None:
     """Draw a region again when such an event of the platform comes; who may not see those is shown none."""
-    context.client.on_delete(context.feed.listen(PLATFORM, tuple(events), region.notice))
+    context.live(region.refresh, events=events, workspace=PLATFORM)

@@ -17,9 +17,8 @@ from falaj.apps.console.components.tables import TableColumn, TableRow, data_tab
 from falaj.apps.console.page import ConsolePage, PageContext
 from falaj.apps.console.pages.endpoints.canary import CanaryView, canary_view, draw_canary
 from falaj.apps.console.pages.endpoints.table import endpoint_state
-from falaj.apps.console.pages.endpoints.traffic import SAMPLE_S, TrafficPanel
+from falaj.apps.console.pages.endpoints.traffic import TrafficPanel
 from falaj.apps.console.pages.endpoints.try_it import TryForm, draw_form, try_form
-from falaj.apps.console.pages.following import follow
 from falaj.apps.console.times import Times, number
 from falaj.errors import Denied, NotFound
 from falaj.records.control.pipelines import CanaryProgress
@@ -31,7 +30,8 @@ from falaj.records.serving.statistics import EndpointStats
 from falaj.sdk.platform import Platform
 
 ACTIONS = ("endpoints.route", "endpoints.infer", "workflows.cancel")
-CANARY_S = 5.0
+FOLLOW_S = 5.0
+"""An endpoint is loaded again at most this often while requests are counted: the evidence on a canary asks for much."""
 DAY = timedelta(days=1)
 STATS_COLUMNS = (
     TableColumn("version", "Version"),
@@ -247,15 +247,18 @@ class EndpointPage:
         first = await self.load()
         self.endpoint = first.id
         self.may = await context.may(first.id)
-        self.region = await context.region(self.load, self._draw_view, events=("endpoints.*", "pipelines.*"))
-        traffic = TrafficPanel(context, first.name)
-        traffic.draw()
+        self.region = await context.region(
+            self.load,
+            self._draw_view,
+            events=("endpoints.*", "pipelines.*"),
+            objects=lambda view: (view.id,),
+            gather_s=FOLLOW_S,
+        )
+        TrafficPanel(context, first.name).draw()
         if "endpoints.infer" in self.may:
             with ui.element("section").classes("panel").style("margin-top: 16px").props("data-part=try"):
                 ui.label("Try it").classes("panel-title").props("role=heading aria-level=2")
                 draw_form(context, first.id, first.form)
-        follow(context, traffic.sample, every_s=SAMPLE_S)
-        follow(context, self.region.refresh, every_s=CANARY_S)
 
     async def _refresh(self) -> None:
         await self.region.refresh()

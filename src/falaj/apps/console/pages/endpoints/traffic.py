@@ -13,6 +13,7 @@ from falaj.apps.console.charts.lines import Curve, line_chart
 from falaj.apps.console.charts.options import Options
 from falaj.apps.console.charts.palette import Palette, palette
 from falaj.apps.console.page import PageContext
+from falaj.apps.console.sampling import sample_together
 from falaj.records.record import utc_now
 from falaj.records.serving.statistics import ServerLoad, VersionLoad, percentile_ms
 
@@ -75,6 +76,12 @@ def _rate(
         p99_ms=percentile_ms(latency, 0.99),
         waiting=sum(now.waiting for now, _, _ in members),
     )
+
+
+def load_of(load: ServerLoad, endpoint: str) -> ServerLoad:
+    """Return the load of one endpoint alone: those who look at it may not see the others."""
+    own = tuple(each for each in load.versions if each.name == endpoint)
+    return load.model_copy(update={"versions": own})
 
 
 @dataclass(eq=False)
@@ -151,10 +158,18 @@ class TrafficPanel:
                 ui.label("Latency").classes("panel-title").props("role=heading aria-level=2")
                 self._latency = chart(self._history.latency(self._endpoint, colours), height_px=240)
 
-    async def sample(self) -> None:
-        """Ask for the counts now, and draw what they add."""
-        here, colours = self._context.workspace, palette(self._context.is_dark)
-        load = await self._context.ask(lambda p: p.endpoints.load(workspace=here))
+        here, endpoint = self._context.workspace, self._endpoint
+        sample_together(
+            self._context,
+            ("load", here, endpoint),
+            lambda p: load_of(p.endpoints.load(workspace=here), endpoint),
+            self._take,
+            every_s=SAMPLE_S,
+        )
+
+    def _take(self, load: ServerLoad) -> None:
+        """Draw what new counts add."""
+        colours = palette(self._context.is_dark)
         self._history.add(load, utc_now())
         if self._history.samples:
             replace_chart(self._throughput, self._history.throughput(self._endpoint, colours))

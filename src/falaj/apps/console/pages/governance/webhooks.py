@@ -20,6 +20,8 @@ from falaj.records.governance.events import UndeliveredEvent, Webhook, WebhookSt
 from falaj.sdk.platform import Platform
 
 TONES = {WebhookState.DELIVERING: GOOD, WebhookState.FAILING: BAD, WebhookState.PAUSED: IDLE}
+FOLLOW_S = 2.0
+"""Webhooks are loaded again at most this often while events are made and sent."""
 COLUMNS = (
     TableColumn("type", "Event", "mono"),
     TableColumn("subject", "Of", "mono"),
@@ -135,7 +137,13 @@ class WebhooksPage:
 
     async def draw(self) -> None:
         draw_tabs(self.context, "webhooks")
-        self.region = await self.context.region(self.load, self.show, events=("webhooks.*",), every_s=15)
+        self.region = await self.context.region(
+            self.load,
+            self.show,
+            events=("*",),  # each event may wait for a webhook
+            objects=lambda view: [each.id for each in view.webhooks],
+            gather_s=FOLLOW_S,
+        )
         if "webhooks.create" in self.may:
             self._form()
 

@@ -30,8 +30,8 @@ from falaj.records.tracking import MetricCurve, RunDetails
 from falaj.records.training.jobs import Checkpoint, Job, JobState
 from falaj.sdk.platform import Platform
 
-STATE_S, MEASURED_S = 5.0, 30.0
-"""How often the progress and the measurements of a job that runs are read: they make no events."""
+STATE_S, MEASURED_S = 1.0, 10.0
+"""The state and the measurements are loaded again at most this often."""
 CHECKPOINT_COLUMNS = (
     TableColumn("step", "Step", "number"),
     TableColumn("size", "Size", "number"),
@@ -246,26 +246,23 @@ class JobPage:
     async def draw(self) -> None:
         """Draw the page: an unknown job is an error of the whole page."""
         await self.context.ask(lambda p: p.jobs.show(self.job))
-        self.region = await self.context.region(self.load, self.show, events=("jobs.*",))
+        self.region = await self.context.region(self.load, self.show, events=("jobs.*",), gather_s=STATE_S)
         with ui.element("section").classes("panel spaced"):
             ui.label("Log").classes("panel-title").props("role=heading aria-level=2")
-            self.progress = await self.context.region(self.load_progress, draw_progress, events=("jobs.*",))
+            self.progress = await self.context.region(self.load_progress, draw_progress)
             self.log_box = ui.element("div")
             command_line(f"falaj jobs logs {self.job} --follow")
         self._follow_log()
-        self.measured = await self.context.region(
-            self.load_measurements, lambda view: draw_measurements(self.context, view), events=("jobs.*",)
+        measured = await self.context.region(
+            self.load_measurements, lambda view: draw_measurements(self.context, view)
         )
-        ui.timer(STATE_S, self._refresh_state)
-        ui.timer(MEASURED_S, self._refresh_measured)
+        live = self.context.live
+        live(self.progress.refresh, events=("jobs.*",), objects=self._followed, gather_s=STATE_S)
+        live(measured.refresh, events=("jobs.*",), objects=self._followed, gather_s=MEASURED_S)
 
-    async def _refresh_state(self) -> None:
-        if self.view is None or not self.view.ended:
-            await self.progress.refresh()
-
-    async def _refresh_measured(self) -> None:
-        if self.view is not None and self.view.state == JobState.RUNNING:
-            await self.measured.refresh()
+    def _followed(self) -> tuple[str, ...]:
+        """Return the job and its run until it has ended: progress and points make no event."""
+        return (self.view.job, self.view.run) if self.view is not None and not self.view.ended else ()
 
     def _follow_log(self) -> None:
         self.log_box.clear()

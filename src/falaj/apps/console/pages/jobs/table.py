@@ -25,6 +25,8 @@ from falaj.records.training.jobs import Job, JobSpec, JobState
 from falaj.sdk.platform import Platform
 
 PAGE_ROWS = 100
+FOLLOW_S = 2.0
+"""Jobs are loaded again at most this often."""
 COLUMNS = (
     TableColumn("name", "Job", "link", sortable=True),
     TableColumn("state", "State", "state", sortable=True),
@@ -144,6 +146,11 @@ def jobs_of_the_day(p: Platform, here: str, *, now: datetime) -> list[Job]:
     return [*day.values()]
 
 
+def running_jobs(view: JobsView) -> list[str]:
+    """Return the jobs on the page that are running: their progress makes no event."""
+    return [row.key for row in view.rows if row.cells["state"] == JobState.RUNNING]
+
+
 def readable_machines(p: Platform) -> Sequence[Machine]:
     """Return the nodes; none where the person may not see them."""
     try:
@@ -158,6 +165,7 @@ class JobsTable:
     def __init__(self, context: PageContext) -> None:
         self.context = context
         self.query = JobQuery.of(context.query)
+        self.day: tuple[Sequence[Job], Sequence[Machine]] = (), ()
 
     async def load(self) -> JobsView:
         """Ask for one page of jobs."""
@@ -180,10 +188,11 @@ class JobsTable:
 
     async def load_day(self) -> DayView:
         """Ask for the jobs of the last day."""
-        now, here = utc_now(), self.context.workspace
-        return await self.context.ask(
-            lambda p: day_view(jobs_of_the_day(p, here, now=now), readable_machines(p), now=now)
+        here = self.context.workspace
+        self.day = await self.context.ask(
+            lambda p: (jobs_of_the_day(p, here, now=utc_now()), readable_machines(p))
         )
+        return day_view(*self.day, now=utc_now())
 
     async def change(self, **changes: str) -> None:
         """Show other rows, and put them into the address; the back button leads back."""
@@ -198,7 +207,9 @@ class JobsTable:
             field.props("dense outlined clearable debounce=300").classes("grow filter")
             field.on_value_change(lambda event: self.change(text=str(event.value or "").strip()))
         chips = ui.element("div").classes("toolbar").props("role=group aria-label='Jobs by state'")
-        self.region = await self.context.region(self.load, self.show, events=("jobs.*",))
+        self.region = await self.context.region(
+            self.load, self.show, events=("jobs.*",), objects=running_jobs, gather_s=FOLLOW_S
+        )
 
         def show_day(view: DayView) -> None:
             chips.clear()
@@ -206,7 +217,9 @@ class JobsTable:
                 self._states(view)
             self._day(view)
 
-        await self.context.region(self.load_day, show_day, events=("jobs.*",), every_s=60)
+        day = await self.context.region(self.load_day, show_day, events=("jobs.*",), gather_s=FOLLOW_S)
+        # The day goes on, from what is known: this asks for nothing.
+        ui.timer(60, lambda: day.drawing.show(day_view(*self.day, now=utc_now())), immediate=False)
 
     def show(self, view: JobsView) -> None:
         is_filtered = bool(self.query.state or self.query.text or self.query.after)

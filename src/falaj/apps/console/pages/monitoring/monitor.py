@@ -17,7 +17,6 @@ from falaj.apps.console.charts.palette import palette
 from falaj.apps.console.components.states import empty_state, error_card, fact, state_badge
 from falaj.apps.console.components.tables import TableColumn, TableRow, data_table
 from falaj.apps.console.page import ConsolePage, PageContext
-from falaj.apps.console.pages.following import follow
 from falaj.apps.console.pages.monitoring.table import (
     ACKNOWLEDGE,
     VERDICTS,
@@ -38,7 +37,8 @@ from falaj.sdk.platform import Platform
 
 TONES = {"alert": "bad", "ok": "good", "waiting": "waiting"}
 WINDOWS = 48
-FOLLOW_S = 30.0
+FOLLOW_S = 10.0
+"""A monitor is loaded again at most this often while rows come in: its history asks for much."""
 MOST_COLUMNS = 60
 """Columns of the heat map, those with the largest drift first."""
 PERIODS = 12
@@ -273,10 +273,13 @@ class MonitorPage:
     async def draw(self) -> None:
         self.may = await self.context.may()
         self.region = await self.context.region(
-            self.load, self._draw_view, events=("monitoring.*", "pipelines.*", "endpoints.feedback")
+            self.load,
+            self._draw_view,
+            events=("monitoring.*", "pipelines.*", "endpoints.feedback"),
+            objects=lambda view: (view.id,),
+            gather_s=FOLLOW_S,
         )
         self.histogram = ui.element("div")
-        follow(self.context, self._refresh, every_s=FOLLOW_S)
         view = self.shown
         if view is not None and view.drift.columns:
             await self.choose(self.column if self.column in view.drift.columns else view.drift.columns[0])

@@ -12,7 +12,6 @@ from falaj.apps.console.components.actions import action_button
 from falaj.apps.console.components.states import BAD, GOOD, IDLE, WAITING, empty_state, state_badge
 from falaj.apps.console.components.tables import TableColumn, TableRow, data_table
 from falaj.apps.console.page import ConsolePage, PageContext
-from falaj.apps.console.pages.following import follow
 from falaj.apps.console.times import Times
 from falaj.errors import Denied, NotFound
 from falaj.records.control.pipelines import StoredPipeline
@@ -22,7 +21,8 @@ from falaj.records.serving.endpoints import DeployedEndpoint
 from falaj.sdk.platform import Platform
 
 LISTED = 1000
-FOLLOW_S = 15.0
+FOLLOW_S = 5.0
+"""Monitors are loaded again at most this often while rows come in."""
 SHOWN_ALERTS = 50
 ACKNOWLEDGE = "monitoring.acknowledge"
 COLUMNS = (
@@ -257,8 +257,13 @@ async def draw(context: PageContext) -> None:
                 empty_state("No alert was raised.", icon="verified")
             draw_alerts(context, view.alerts, may=may, after=refresh)
 
-    region = await context.region(loaded, draw_view, events=("monitoring.*", "pipelines.*"))
-    follow(context, region.refresh, every_s=FOLLOW_S)
+    region = await context.region(
+        loaded,
+        draw_view,
+        events=("monitoring.*", "pipelines.*"),
+        objects=lambda view: [each.id for each in view.lines],
+        gather_s=FOLLOW_S,
+    )
 
 
 PAGE = ConsolePage(

@@ -29,6 +29,8 @@ COLUMNS = (
     TableColumn("triggers", "Started by"),
     TableColumn("started", "Last start", sortable=True),
 )
+FOLLOW_S = 2.0
+"""Pipelines are loaded again at most this often; a step of one that is running makes no event."""
 EVENTS = ("pipelines.*", "models.approve", "models.promote", "endpoints.route", "jobs.*", "workflows.*")
 FOLLOWED = 100
 """Pipelines whose last run is looked up."""
@@ -36,6 +38,7 @@ FOLLOWED = 100
 
 @dataclass(frozen=True)
 class PipelineLine:
+    id: str
     name: str
     state: str
     doing: str
@@ -77,6 +80,7 @@ def _row(found: StoredPipeline, run: WorkflowRun | None, times: Times) -> Pipeli
     plan = found.definition
     said = "" if run is None else run.doing or run.error or ""
     return PipelineLine(
+        id=found.id,
         name=plan.name,
         state="never started" if found.work is None else "unknown" if run is None else run.state.value,
         doing=said or found.verdict or "–",
@@ -168,7 +172,11 @@ async def draw(context: PageContext) -> None:
     with ui.element("div").classes("toolbar"):
         search_field(context, label="Search pipelines, models, endpoints, views", on_search=search)
     region = await context.region(
-        loaded, lambda view: draw_list(context, view, chosen["words"]), events=EVENTS, every_s=15
+        loaded,
+        lambda view: draw_list(context, view, chosen["words"]),
+        events=EVENTS,
+        objects=lambda view: [each.id for each in view.rows],
+        gather_s=FOLLOW_S,
     )
 
 

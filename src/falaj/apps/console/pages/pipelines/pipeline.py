@@ -13,7 +13,7 @@ from falaj.apps.console.components.sections import Cell, Crumb, facts, heading, 
 from falaj.apps.console.components.states import TONES, empty_state, state_badge
 from falaj.apps.console.page import ConsolePage, PageContext
 from falaj.apps.console.pages.models.model import canaries_waiting
-from falaj.apps.console.pages.pipelines.catalogue import EVENTS, draw_waiting, find_work, triggers
+from falaj.apps.console.pages.pipelines.catalogue import EVENTS, FOLLOW_S, draw_waiting, find_work, triggers
 from falaj.apps.console.pages.pipelines.steps import PipelineStep, pipeline_steps
 from falaj.apps.console.times import Times, duration, number
 from falaj.errors import Denied, NotFound
@@ -220,8 +220,9 @@ class PipelinePage:
         return view
 
     async def draw(self) -> None:
-        # Steps within a job or a canary make no event.
-        self.region = await self.context.region(self.load, self.show, events=EVENTS, every_s=10)
+        self.region = await self.context.region(
+            self.load, self.show, events=EVENTS, objects=lambda view: (view.id,), gather_s=FOLLOW_S
+        )
 
     async def refresh(self) -> None:
         await self.region.refresh()

@@ -15,7 +15,6 @@ from falaj.apps.console.charts.palette import palette
 from falaj.apps.console.components.states import empty_state
 from falaj.apps.console.components.tables import TableColumn, TableRow, data_table
 from falaj.apps.console.page import ConsolePage, PageContext
-from falaj.apps.console.pages.following import follow
 from falaj.apps.console.pages.runs.curves import FOLLOW_S, SYSTEM, CurvePanel, CurveQuery
 from falaj.apps.console.times import Times, duration, number
 from falaj.records.tracking import INT64_MAX, INT64_MIN, ListedRun, MetricCurve, RunDetails
@@ -193,10 +192,12 @@ class ComparisonPage:
             query=CurveQuery.of(context.query),
         )
         await self.curves.draw()
-        self.region = await context.region(self.load, self._draw_view, events=("runs.*",))
-        follow(
-            context, self._follow, every_s=FOLLOW_S, going_on=lambda: bool(self.view and self.view.is_running)
-        )
+        self.region = await context.region(self.load, self._draw_view)
+        context.live(self._follow, events=("runs.*",), objects=self._followed, gather_s=FOLLOW_S)
+
+    def _followed(self) -> tuple[str, ...]:
+        """Return the runs if one is running: points make no event."""
+        return self.ids if self.view is not None and self.view.is_running else ()
 
     async def _follow(self) -> None:
         await self.region.refresh()

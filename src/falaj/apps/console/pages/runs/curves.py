@@ -24,8 +24,8 @@ PARTS = ("train", "training", "val", "valid", "validation", "test", "eval")
 SYSTEM_UNITS = {"percentage": "%", "megabytes": "MB", "watts": "W"}
 SHOWN_AT_FIRST = 8
 POINTS = 1000
-FOLLOW_S = 3.0
-"""Metric points make no event: a run that is running is asked for again after so long."""
+FOLLOW_S = 2.0
+"""Curves are loaded again at most this often while points come in."""
 
 XAxis = Literal["step", "time"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -10,8 +11,7 @@ from nicegui import ui
 from falaj.apps.console.components.actions import action_button, ask_first
 from falaj.apps.console.components.states import empty_state, fact, state_badge
 from falaj.apps.console.components.tables import TableColumn, TableRow, data_table
-from falaj.apps.console.page import ConsolePage, PageContext, Region
-from falaj.apps.console.pages.following import follow
+from falaj.apps.console.page import ConsolePage, Drawing, PageContext
 from falaj.apps.console.pages.runs.artifacts import (
     ArtifactView,
     artifact_view,
@@ -22,12 +22,14 @@ from falaj.apps.console.pages.runs.artifacts import (
 )
 from falaj.apps.console.pages.runs.curves import FOLLOW_S, CurvePanel, CurveQuery
 from falaj.apps.console.times import Times, duration, number, size
-from falaj.errors import Denied, FalajError, NotFound
+from falaj.errors import Denied, FalajError, NotFound, Unauthenticated
+from falaj.records.governance.events import Event
 from falaj.records.governance.lineage import Direction, LineageNode
 from falaj.records.tracking import INT64_MAX, INT64_MIN, Experiment, MetricCurve, RunDetails
 from falaj.sdk.platform import Platform
 
 ACTIONS = ("runs.update", "runs.set_tags", "runs.delete_tags", "runs.delete", "runs.restore")
+EVENTS = ("runs.*", "models.register")
 JOB_TAG = "falaj.job"
 CODE_TAGS = {
     "git.commit": "commit",
@@ -200,21 +202,30 @@ class RunPage:
         self.context = context
         self.run = context.params["run"]
         self.artifact = context.query.get("artifact", "")
-        self.view: RunView | None = None
+        self.known: RunRecords | None = None
+        self.is_changed = False
+        """Whether more than points may have changed since `known` was read."""
         self.may: frozenset[str] = frozenset()
+        self.head: Drawing[RunView] = Drawing(context, self._draw_head)
 
     async def load(self) -> RunView:
-        """Ask for the run, its experiment and what came of it."""
-        found = await self.context.ask(lambda p: _records(p, self.run))
-        you = self.context.session.identity.principal
-        return run_view(replace(found, people={you.id: you.name}), times=self.context.times)
+        """Ask for the run; also for its experiment and what came of it, unless there are only new points."""
+        you, known = self.context.session.identity.principal, self.known
+        is_changed, self.is_changed = self.is_changed, False
+        if known is None or is_changed:
+            found = await self.context.ask(lambda p: _records(p, self.run))
+            self.known = replace(found, people={you.id: you.name})
+        else:
+            details = await self.context.ask(lambda p: p.runs.show(self.run))
+            self.known = replace(known, details=details)
+        self.view = run_view(self.known, times=self.context.times)
+        return self.view
 
     async def draw(self) -> None:
         context = self.context
-        first = await self.load()
+        first, self.may = await asyncio.gather(self.load(), context.may(self.run))
         self.run = first.id
-        self.may = await context.may(self.run)
-        self.head: Region[RunView] = await context.region(self._load_on, self._draw_head, events=("runs.*",))
+        self.head.show(_without_metrics(first))
         ui.label("Curves").classes("panel-title").style("margin-top: 20px").props("role=heading aria-level=2")
         self.curves = CurvePanel(
             context,
@@ -225,32 +236,38 @@ class RunPage:
             query=CurveQuery.of(context.query),
         )
         await self.curves.draw()
-        self.body: Region[RunView] = await context.region(self._shown, self._draw_body, events=("runs.*",))
+        with ui.element("section").classes("panel spaced"):
+            self.count = ui.label().classes("panel-title").props("role=heading aria-level=2")
+            self.metrics: Drawing[Sequence[MetricLine]] = Drawing(context, _draw_metrics)
+        self.body: Drawing[RunView] = Drawing(context, self._draw_body)
+        self._show()
         self.preview = ui.element("div")
         if self.artifact:
             await self.show_artifact(self.artifact)
-        follow(context, self._follow, every_s=FOLLOW_S, going_on=self._is_running)
+        context.on_notices(self._note, events=EVENTS)
+        context.live(self._follow, events=EVENTS, objects=self._followed, gather_s=FOLLOW_S)
+
+    def _note(self, _event: Event | None) -> None:
+        self.is_changed = True
+
+    def _show(self) -> None:
+        """Draw what is another than before: while a run is running, that is its metrics."""
+        bare = _without_metrics(self.view)
+        self.head.show(bare)
+        self.count.set_text(f"Metrics ({len(self.view.metrics)})")
+        self.metrics.show(self.view.metrics)
+        self.body.show(bare)
 
     def _fields(self, query: CurveQuery) -> dict[str, str]:
         return query.fields() | {"artifact": self.artifact}
 
-    def _is_running(self) -> bool:
-        return self.view is not None and self.view.is_running
-
-    async def _load_on(self) -> RunView:
-        self.view = await self.load()
-        return self.view
-
-    async def _shown(self) -> RunView:
-        """Return what the head has loaded: the same event refreshes both."""
-        return self.view if self.view is not None else await self.load()
+    def _followed(self) -> tuple[str, ...]:
+        """Return the run if it is running: its points make no event."""
+        return (self.run,) if self.view.is_running else ()
 
     async def _follow(self) -> None:
-        """Points of a run that is running make no event: look for new ones."""
-        await self.head.refresh()
-        await self.body.refresh()
-        if self.view is not None:
-            await self.curves.learn(self.view.metric_keys)
+        await self._refresh()
+        await self.curves.learn(self.view.metric_keys)
         await self.curves.refresh()
 
     async def _ask_curves(self, keys: tuple[str, ...], query: CurveQuery) -> Sequence[MetricCurve]:
@@ -296,13 +313,20 @@ class RunPage:
             )
 
     async def _changed(self) -> None:
-        await self.head.refresh()
-        await self.body.refresh()
+        self.is_changed = True
+        await self._refresh()
+
+    async def _refresh(self) -> None:
+        try:
+            await self.load()
+            self._show()
+        except Unauthenticated:
+            return
+        except FalajError as error:
+            self.head.show_error(error)
 
     async def _rename(self) -> None:
         view = self.view
-        if view is None:
-            return
         with self.context.client.content, ui.dialog() as dialog, ui.card().classes("wide-card"):
             ui.label("Rename the run").classes("state-title")
             box = (
@@ -321,8 +345,6 @@ class RunPage:
             await self._changed()
 
     def _draw_body(self, view: RunView) -> None:
-        with _panel(f"Metrics ({len(view.metrics)})").style("margin-top: 16px"):
-            _draw_metrics(view.metrics)
         with ui.element("div").classes("columns"):
             with _panel("Facts"):
                 with ui.element("dl").classes("facts"):
@@ -431,7 +453,7 @@ class RunPage:
         """Show an artifact below the list, and put it into the address."""
         self.artifact = path
         ui.navigate.history.replace(self.context.href("runs", self.run, **self._fields(self.curves.query)))
-        found = next((each for each in (self.view.artifacts if self.view else ()) if each.path == path), None)
+        found = next((each for each in self.view.artifacts if each.path == path), None)
         run, length = self.run, 0 if found is None else found.size_bytes
         self.preview.clear()
         with self.preview:
@@ -461,6 +483,10 @@ def _artifact(platform: Platform, run: str, path: str, size_bytes: int) -> Artif
     wanted = bytes_needed(path)
     data = b"".join(platform.runs.read_artifact(run, path, length=wanted)) if wanted else b""
     return artifact_view(path, data, max(size_bytes, len(data)))
+
+
+def _without_metrics(view: RunView) -> RunView:
+    return replace(view, metrics=())
 
 
 def _panel(title: str) -> ui.element:

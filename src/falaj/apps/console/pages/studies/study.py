@@ -15,13 +15,12 @@ from falaj.apps.console.components.actions import action_button
 from falaj.apps.console.components.states import empty_state, fact, state_badge
 from falaj.apps.console.components.tables import TableColumn, TableRow, data_table
 from falaj.apps.console.page import ConsolePage, PageContext
-from falaj.apps.console.pages.following import follow
 from falaj.apps.console.pages.runs.comparison import Axis, axis_of, draw_parallel
 from falaj.apps.console.times import Times, number
 from falaj.records.tuning import Objective, Study, StudyTrial, TrialState, spell
 from falaj.sdk.platform import Platform
 
-FOLLOW_S = 5.0
+FOLLOW_S = 2.0
 MOST_TRIALS = 2000
 """The newest trials that are shown."""
 MOST_AXES = 14
@@ -269,13 +268,12 @@ def _panel(title: str) -> ui.element:
 
 
 async def draw(context: PageContext) -> None:
-    """Draw the page; a study that is running is asked for again every few seconds, as its trials make no events."""
-    study, shown = context.params["study"], list[StudyView]()
+    """Draw the page; whenever trials change, the controller records that, which is an event."""
+    study = context.params["study"]
 
     async def load() -> StudyView:
         found, trials = await context.ask(lambda p: _load(p, study))
-        shown[:] = [study_view(found, trials, times=context.times)]
-        return shown[0]
+        return study_view(found, trials, times=context.times)
 
     async def refresh() -> None:
         await region.refresh()
@@ -314,8 +312,7 @@ async def draw(context: PageContext) -> None:
                 )
         draw_study(context, view)
 
-    region = await context.region(load, draw_view, events=("studies.*",))
-    follow(context, region.refresh, every_s=FOLLOW_S, going_on=lambda: bool(shown and shown[0].is_running))
+    region = await context.region(load, draw_view, events=("studies.*",), gather_s=FOLLOW_S)
 
 
 PAGE = ConsolePage(

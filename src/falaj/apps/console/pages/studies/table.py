@@ -10,12 +10,11 @@ from nicegui import ui
 from falaj.apps.console.components.states import empty_state
 from falaj.apps.console.components.tables import TableColumn, TableRow, data_table
 from falaj.apps.console.page import ConsolePage, PageContext
-from falaj.apps.console.pages.following import follow
 from falaj.apps.console.times import Times, number
 from falaj.records.tuning import Study
 
 LISTED = 1000
-FOLLOW_S = 5.0
+FOLLOW_S = 2.0
 COLUMNS = (
     TableColumn("name", "Study", "link", sortable=True),
     TableColumn("state", "State", "state", sortable=True),
@@ -44,7 +43,6 @@ class StudyLine:
 @dataclass(frozen=True)
 class StudiesView:
     lines: tuple[StudyLine, ...]
-    is_running: bool
 
 
 def studies_view(studies: Sequence[Study], *, times: Times) -> StudiesView:
@@ -62,19 +60,17 @@ def studies_view(studies: Sequence[Study], *, times: Times) -> StudiesView:
         )
         for each in sorted(studies, key=lambda each: each.created_at, reverse=True)
     )
-    return StudiesView(lines, any(not each.state.ended for each in studies))
+    return StudiesView(lines)
 
 
 async def draw(context: PageContext) -> None:
     """Draw the page."""
     ui.label("Tuning studies").classes("title").props("role=heading aria-level=1")
-    shown: list[StudiesView] = []
 
     async def load() -> StudiesView:
         here = context.workspace
         studies = await context.ask(lambda p: p.studies.list(workspace=here, limit=LISTED).items)
-        shown[:] = [studies_view(studies, times=context.times)]
-        return shown[0]
+        return studies_view(studies, times=context.times)
 
     def draw_view(view: StudiesView) -> None:
         if not view.lines:
@@ -94,8 +90,7 @@ async def draw(context: PageContext) -> None:
         ]
         data_table(COLUMNS, rows, title="Studies")
 
-    region = await context.region(load, draw_view, events=("studies.*",))
-    follow(context, region.refresh, every_s=FOLLOW_S, going_on=lambda: bool(shown and shown[0].is_running))
+    await context.region(load, draw_view, events=("studies.*",), gather_s=FOLLOW_S)
 
 
 PAGE = ConsolePage("/w/{workspace}/studies", "Tuning studies", draw, entry="runs", reads=("studies.list",))
