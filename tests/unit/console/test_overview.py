@@ -70,3 +70,15 @@ def test_the_newest_change_comes_first_in_the_zone_of_the_person() -> None:
     assert view.changed == 20
     assert [line.words for line in view.changes][:2] == ["models promote: m19", "models promote: m18"]
     assert view.changes[0].at == "16:00:00"
+
+
+def test_the_same_change_several_times_in_a_row_is_one_line() -> None:
+    names = ["first", *["often"] * 500, "last"]
+
+    view = overview(replace(EMPTY, today=tuple(event(name) for name in names)), times=TIMES)
+
+    assert [(line.words, line.detail) for line in view.changes] == [
+        ("models promote: last", "the platform"),
+        ("models promote: often", "the platform, 500 times"),
+        ("models promote: first", "the platform"),
+    ]

@@ -10,6 +10,8 @@ from falaj.apps.console.charts.palette import Palette, series_style
 
 ACROSS, DOWN = 190, 72
 """Distance of layers and of nodes in a layer, in pixels."""
+SYMBOLS = ("roundRect", "circle", "diamond")
+"""Of groups: the next one where the colours begin again."""
 
 
 @dataclass(frozen=True)
@@ -37,12 +39,15 @@ def graph(
             "left": 64,
             "right": 64,
             "roam": True,
-            "symbol": "roundRect",
             "symbolSize": [18, 18],
             "edgeSymbol": ["none", "arrow"],
             "edgeSymbolSize": 7,
             "categories": [
-                {"name": group, "itemStyle": {"color": series_style(number, colours)[0]}}
+                {
+                    "name": group,
+                    "symbol": SYMBOLS[number // len(colours.series) % len(SYMBOLS)],
+                    "itemStyle": {"color": series_style(number, colours)[0]},
+                }
                 for number, group in enumerate(groups)
             ],
             "label": {
@@ -119,6 +124,7 @@ def pareto(
     options = framed(colours, title=title, legend=["candidate", "Pareto front"], zoom="none")
     options["xAxis"] = axis("log" if scale == "log" else "value", colours, name=x_name, unit=x_unit)
     options["yAxis"] = axis("value", colours, name=y_name, unit=y_unit, at="y")
+    options["yAxis"]["boundaryGap"] = ["5%", "15%"]  # names stand above their points
     label = {"show": True, "position": "top", "formatter": "{b}", "color": colours.ink, "fontSize": 11}
     options["series"] = [
         {

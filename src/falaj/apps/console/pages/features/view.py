@@ -55,7 +55,7 @@ TABS = (
     ("access", "Access"),
 )
 SHOWN_VERSIONS = 20
-DEPTH = 8
+DEPTH = 6
 READS = ("features.read", "features.scan", "features.training_set")
 """Operations by which rows of a view are read."""
 SEARCHED = 200

@@ -23,7 +23,7 @@ TONES = {WebhookState.DELIVERING: GOOD, WebhookState.FAILING: BAD, WebhookState.
 COLUMNS = (
     TableColumn("type", "Event", "mono"),
     TableColumn("subject", "Of", "mono"),
-    TableColumn("at", "At", "mono"),
+    TableColumn("at", "At", "time"),
     TableColumn("attempts", "Attempts", "number"),
     TableColumn("error", "Error"),
 )

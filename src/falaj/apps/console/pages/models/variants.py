@@ -76,7 +76,7 @@ def _measured(found: Optimization, reference: str, times: Times) -> MeasuredVari
         ),
         rows=tuple(_row(each, found.currency) for each in found.table),
         reasons=tuple((each.recipe, each.verdict.value, each.reason) for each in found.report.variants),
-        recommendation="" if found.recommendation is None else found.recommendation.words,
+        recommendation="" if found.recommendation is None else f"Recommended: {found.recommendation.words}",
     )
 
 
