@@ -53,7 +53,7 @@ def graph(
             "label": {
                 "show": True,
                 "color": colours.ink,
-                "width": 130,
+                "width": 104,
                 "overflow": "truncate",
             },
             "lineStyle": {"color": colours.muted, "curveness": 0.08},
@@ -100,11 +100,12 @@ def layered(keys: Sequence[str], edges: Sequence[tuple[str, str]]) -> Mapping[st
 
 @dataclass(frozen=True)
 class ParetoPoint:
-    """A point: lower `x` is better, and so is higher `y` unless the plot says otherwise."""
+    """A point: lower `x` is better, and higher `y` unless the plot says otherwise; a refused one is on no front."""
 
     name: str
     x: float
     y: float
+    is_refused: bool = False
 
 
 def pareto(
@@ -120,7 +121,7 @@ def pareto(
     scale: Scale = "linear",
 ) -> Options:
     """Return points, and the line of those that no other point is better than in both; `y_better` is 1 or -1."""
-    best = front(candidates, y_better=y_better)
+    best = front([each for each in candidates if not each.is_refused], y_better=y_better)
     options = framed(colours, title=title, legend=["candidate", "Pareto front"], zoom="none")
     options["xAxis"] = axis("log" if scale == "log" else "value", colours, name=x_name, unit=x_unit)
     options["yAxis"] = axis("value", colours, name=y_name, unit=y_unit, at="y")
