@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from console_data import FeatureData, make_features
-from console_pictures import take_pictures
 from consoles import RunningConsole
 from falaj.records.features import ColumnType, Entity, Feature, FeatureView
 
@@ -92,18 +91,3 @@ def test_an_unknown_view_is_an_error_in_the_words_of_the_platform(page: Page) ->
     page.goto("/w/default/features/absent-view")
 
     page.get_by_role("alert").get_by_text("absent-view").first.wait_for()
-
-
-@pytest.mark.usefixtures("data")
-def test_pictures_of_features(console: RunningConsole) -> None:
-    pages = {
-        "features": "/w/default/features",
-        "feature-view": VIEW,
-        "feature-distributions": f"{VIEW}?tab=distributions",
-        "feature-lineage": f"{VIEW}?tab=lineage",
-        "feature-access": f"{VIEW}?tab=access",
-        "training-sets": "/w/default/training-sets",
-        "training-set": "/w/default/training-sets/taxi-training",
-    }
-
-    assert len(take_pictures(console, pages, wait_for=".panel, .data-table")) == 4 * len(pages)
