@@ -16,7 +16,7 @@ TESTS ?= tests/frameworks
 unexport PYTHONDONTWRITEBYTECODE # tests start thousands of processes, which would each compile the package
 QUICK_BENCHES = $(shell grep -l '^QUICK = True' benchmarks/*.py 2>/dev/null)
 
-.PHONY: help setup demo test test-all test-slow test-frameworks test-kubernetes fuzz check format reference bench clean
+.PHONY: help setup demo test test-all test-slow test-frameworks test-kubernetes fuzz check format reference pictures bench clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' Makefile | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -57,6 +57,9 @@ reference: $(READY)  ## rewrite the generated pages of docs/reference
 	@$(BIN)/falaj reference > docs/reference/cli.md
 	@$(BIN)/python scripts/reference_pages.py
 
+pictures: $(READY)  ## take the pictures of docs/reference/console.md from the demonstration's console; about four minutes
+	@FALAJ_WRITE_PICTURES=1 $(PYTEST) -k every_page tests/scenarios/test_demonstration.py $(ARGS)
+
 bench: $(READY)  ## measure beside the peers: all the quick ones, or NAME=gate
 ifdef NAME
 	@$(BIN)/python benchmarks/$(NAME).py $(ARGS)
@@ -65,7 +68,7 @@ else
 endif
 
 clean:  ## remove .venv, caches, and the virtualenvs of peers and frameworks
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis benchmarks/.venvs .frameworks .images
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis benchmarks/.venvs .frameworks .images .screenshots
 	find src tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Reinstalls when pyproject.toml or constraints.txt is newer than the last installation.

@@ -59,7 +59,10 @@ def keep_open(folder: Path, url: str) -> None:
         code = platform.tokens.sign_in_link().code
     step("Look around: everything above is in the console")
     say(f"{facts.get('console') or url}/#code={code}")
-    say("The link signs in once, within five minutes. Ctrl-C stops the platform and removes its home.")
+    say("The link signs in once, within five minutes. docs/reference/console.md describes the pages.")
+    say("Ctrl-C stops the platform and removes its home.")
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, signal.default_int_handler)
     with suppress(KeyboardInterrupt):
         signal.pause()
 

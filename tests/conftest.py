@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 import hypothesis
@@ -22,11 +23,16 @@ import pytest
 from polling import eventually
 from processes import BoundedPopen
 
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
 NO_SKIPS = os.environ.get("FALAJ_NO_SKIPS") == "1"
 
 os.environ.setdefault(
     "FALAJ_CONSOLE", "off"
 )  # platforms of tests start without it, unless they are of the console
+
+CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 
 subprocess.Popen = BoundedPopen  # type: ignore[misc]
 
@@ -56,6 +62,25 @@ def shared_parsers() -> Iterator[None]:
         patch.setattr(platform, "open_parsers", lambda home, config: shared)
         yield
     ProcessParserPool.close(shared)
+
+
+# ------------------------------------------------------------------------------------------- browser
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """A headless Chromium of the distribution, for one module: Playwright's loop runs in this thread meanwhile."""
+    program = next((found for name in CHROMIUM if (found := shutil.which(name))), None)
+    if program is None:
+        pytest.skip("Chromium: the package chromium is not installed")
+    sync_api = pytest.importorskip(
+        "playwright.sync_api", reason="Playwright: the package playwright is not installed"
+    )
+    pytest.importorskip("nicegui", reason="NiceGUI: the package nicegui is not installed")
+    with sync_api.sync_playwright() as playwright:
+        launched = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"])
+        yield launched
+        launched.close()
 
 
 # ------------------------------------------------------------------------------------------ databases

@@ -1,4 +1,4 @@
-"""A platform that runs with its console, browsers that are signed in to it, and pictures of its pages."""
+"""A platform that runs with its console, and browsers that are signed in to it."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 import pytest
 
 import falaj as fj
+from console_pictures import window_size
 from falaj.apps.supervisor import status
 from polling import eventually
 from processes import children
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, Locator
 
 UP = "import sys; from falaj.apps.supervisor import up; sys.exit(up(port=0))"
-SCREENSHOTS = Path(__file__).parent.parent / ".screenshots"
-WIDTHS = {"wide": (1280, 900), "phone": (390, 844)}
 PARTS = ("falaj.apps.api.server", "falaj.apps.controller.process", "falaj.apps.console.process")
 
 
@@ -56,7 +55,7 @@ class RunningConsole:
     def signed_in(self, token: str, *, width: str = "wide", dark: bool = False) -> BrowserContext:
         """Return a browser that is signed in with a token. It requests nothing of other hosts: a test checks that."""
         context = self.browser.new_context(
-            viewport=dict(zip(("width", "height"), WIDTHS[width], strict=True)),
+            viewport=window_size(width),
             color_scheme="dark" if dark else "light",
             timezone_id="Asia/Dubai",
             base_url=self.url,
@@ -120,28 +119,3 @@ def shows(locator: Locator, *texts: str) -> None:
     from playwright.sync_api import expect
 
     expect(locator).to_have_text([*texts], timeout=30_000)
-
-
-def screenshots(
-    console: RunningConsole, path: str, name: str, *, wait_for: str, token: str | None = None
-) -> list[Path]:
-    """Write pictures of a page, light and dark, wide and on a phone, to the folder .screenshots; return them.
-
-    Nothing may be wider than the window: a page that scrolls sideways on a phone fails.
-    """
-    SCREENSHOTS.mkdir(exist_ok=True)
-    made = []
-    for width in WIDTHS:
-        for dark in (False, True):
-            context = console.signed_in(token or console.token(), width=width, dark=dark)
-            page = context.new_page()
-            page.goto(path)
-            page.wait_for_selector(wait_for)
-            page.wait_for_timeout(300)  # charts draw after the page is there
-            file = SCREENSHOTS / f"{name}-{width}-{'dark' if dark else 'light'}.png"
-            page.screenshot(path=file, full_page=True)
-            over = page.evaluate("document.documentElement.scrollWidth - window.innerWidth")
-            context.close()
-            assert over <= 0, f"{path} is {over} px wider than the window ({width})"
-            made.append(file)
-    return made

@@ -1,8 +1,7 @@
-"""A real headless Chromium, and a platform with its console that it is signed in to."""
+"""A platform with its console, and a real browser that is signed in to it."""
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -12,24 +11,6 @@ from consoles import RunningConsole, started_console
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, Page
-
-CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    """A headless Chromium of the distribution, for one module: Playwright's loop runs in this thread meanwhile."""
-    program = next((found for name in CHROMIUM if (found := shutil.which(name))), None)
-    if program is None:
-        pytest.skip("Chromium: the package chromium is not installed")
-    sync_api = pytest.importorskip(
-        "playwright.sync_api", reason="Playwright: the package playwright is not installed"
-    )
-    pytest.importorskip("nicegui", reason="NiceGUI: the package nicegui is not installed")
-    with sync_api.sync_playwright() as playwright:
-        launched = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"])
-        yield launched
-        launched.close()
 
 
 @pytest.fixture(scope="module")

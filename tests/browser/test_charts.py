@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 
-from consoles import SCREENSHOTS
+from console_pictures import SCREENSHOTS
 from polling import eventually
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from consoles import RunningConsole, screenshots
+from consoles import RunningConsole
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -61,7 +61,3 @@ def test_a_viewer_sees_their_costs_and_no_button_for_budgets(console: RunningCon
     page.wait_for_timeout(500)
     assert page.locator("[data-action]").count() == 0
     context.close()
-
-
-def test_pictures_of_the_costs(console: RunningConsole) -> None:
-    screenshots(console, "/w/default/costs?by=job", "costs", wait_for=".figures")

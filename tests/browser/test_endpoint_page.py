@@ -9,7 +9,7 @@ import pytest
 
 import falaj as fj
 from console_run_data import infer, serve, watch
-from consoles import RunningConsole, screenshots
+from consoles import RunningConsole
 from falaj.errors import FalajError
 from falaj.records.serving.endpoints import Route
 from polling import eventually
@@ -94,13 +94,3 @@ def test_a_monitor_shows_drift_values_and_its_alert(console: RunningConsole, pag
     page.locator("[data-action='monitoring.acknowledge']").click()
     page.locator(".q-dialog").get_by_role("button", name="Acknowledge").click()
     page.locator(".badge", has_text="acknowledged").wait_for()
-
-
-def test_pictures_of_endpoints_and_monitors(console: RunningConsole, served: str) -> None:
-    for path, name, wait_for in (
-        ("endpoints", "endpoints", ".data-table"),
-        (f"endpoints/{served}", "endpoint", ".chart canvas"),
-        ("monitoring", "monitoring", ".data-table"),
-        (f"monitoring/{served}", "monitor", "[data-part=histogram] .chart canvas"),
-    ):
-        assert len(screenshots(console, f"/w/default/{path}", name, wait_for=wait_for)) == 4

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from console_data import FeatureData, make_features, make_quarantine
-from console_pictures import take_pictures
 from consoles import RunningConsole
 from falaj.records.features import ColumnType, Entity, Feature, FeatureView
 
@@ -99,11 +98,6 @@ def test_quarantined_rows_are_shown_and_acted_on(console: RunningConsole, page: 
     page.get_by_role("link", name="metro-visits-1").click()
     page.get_by_role("cell", name="many").wait_for()
     assert page.locator("img[src='x']").count() == 0
-    take_pictures(
-        console,
-        {"feature-quarantine": "/w/default/features/metro-visits?tab=quarantine&batch=metro-visits-1"},
-        wait_for=".panel",
-    )
     wider = console.platform.features.show("metro-visits").definition
     minutes = wider.columns[0].model_copy(update={"min": -10})
     console.platform.apply([wider.model_copy(update={"columns": (minutes,)})])
@@ -123,18 +117,3 @@ def test_an_unknown_view_is_an_error_in_the_words_of_the_platform(page: Page) ->
     page.goto("/w/default/features/absent-view")
 
     page.get_by_role("alert").get_by_text("absent-view").first.wait_for()
-
-
-@pytest.mark.usefixtures("data")
-def test_pictures_of_features(console: RunningConsole) -> None:
-    pages = {
-        "features": "/w/default/features",
-        "feature-view": VIEW,
-        "feature-distributions": f"{VIEW}?tab=distributions",
-        "feature-lineage": f"{VIEW}?tab=lineage",
-        "feature-access": f"{VIEW}?tab=access",
-        "training-sets": "/w/default/training-sets",
-        "training-set": "/w/default/training-sets/taxi-training",
-    }
-
-    assert len(take_pictures(console, pages, wait_for=".panel, .data-table")) == 4 * len(pages)

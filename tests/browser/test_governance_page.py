@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import falaj as fj
-from consoles import RunningConsole, screenshots
+from consoles import RunningConsole
 from falaj.errors import Denied
 
 if TYPE_CHECKING:
@@ -146,10 +146,3 @@ def test_a_hostile_policy_and_webhook_are_shown_as_text(console: RunningConsole,
     assert page.locator("main img").count() == 0
     console.platform.policies.withdraw("default/hostile-text")
     page.get_by_text("<img src=x>").wait_for(state="detached")
-
-
-@pytest.mark.parametrize("part", PARTS)
-def test_pictures_of_governance(console: RunningConsole, part: str) -> None:
-    screenshots(
-        console, f"/w/default/governance/{part}", f"governance-{part}", wait_for=".panel, .data-table"
-    )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import falaj as fj
-from consoles import RunningConsole, screenshots
+from consoles import RunningConsole
 from falaj.errors import Denied
 from falaj.records.scheduling.snapshot import Quota
 
@@ -176,7 +176,6 @@ def test_measurements_of_a_training_are_shown(console: RunningConsole, page: Pag
     assert page.get_by_text("CPU-hours held").count() == 1
     assert HOSTILE.split()[0] in page.locator("dd", has_text="train.py").inner_text()
     assert page.title() == "Job · Falaj"
-    screenshots(console, f"/w/default/jobs/{job.id}", "job", wait_for="canvas")
 
 
 def test_a_job_that_is_not_there_is_told_in_the_words_of_the_platform(page: Page) -> None:
@@ -194,7 +193,3 @@ def test_jobs_by_state_have_an_address(console: RunningConsole, page: Page) -> N
 
     page.wait_for_url("**/jobs?state=failed")
     assert page.locator(".chip.chosen").inner_text().split()[1] == "failed"
-
-
-def test_pictures_of_the_jobs(console: RunningConsole) -> None:
-    screenshots(console, "/w/default/jobs", "jobs", wait_for=".chip")

@@ -11,7 +11,6 @@ import pytest
 
 import falaj as fj
 from console_data import HOSTILE_CARD, FeatureData, make_features, make_version
-from console_pictures import take_pictures
 from consoles import RunningConsole
 from falaj.errors import Denied
 
@@ -183,18 +182,3 @@ def test_a_second_person_approves_and_the_first_promotes_and_rolls_back(
     change = console.platform.models.alias_history("churn", alias="champion").items[1]
     assert change.evidence is not None
     assert change.evidence.approved_by == ("noor",)
-
-
-def test_pictures_of_models(console: RunningConsole, data: FeatureData) -> None:
-    pages = {
-        "models": "/w/default/models",
-        "model": "/w/default/models/churn",
-        "model-version": f"{VERSION}?alias=champion",
-        "model-card": f"{VERSION}?tab=card",
-        "model-files": f"{VERSION}?tab=files",
-        "model-lineage": f"{VERSION}?tab=lineage",
-        "model-diff": "/w/default/models/churn/diff?before=1&after=2",
-        "lineage": f"/w/default/lineage/{data.training.id}",
-    }
-
-    assert len(take_pictures(console, pages, wait_for=".panel, .data-table")) == 4 * len(pages)

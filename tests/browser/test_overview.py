@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import pytest
-
-from consoles import RunningConsole, screenshots
+from consoles import RunningConsole
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -35,10 +33,3 @@ def test_a_change_of_another_process_appears_without_a_reload(console: RunningCo
 
     page.get_by_text("experiments create: appears-live").wait_for()
     assert "no experiment" not in page.locator(".box", has_text="Experiments").inner_text()
-
-
-@pytest.mark.slow
-def test_pictures_of_the_overview(console: RunningConsole) -> None:
-    made = screenshots(console, "/w/default", "overview", wait_for=".layers")
-
-    assert len(made) == 4

@@ -8,7 +8,6 @@ import pytest
 
 import falaj as fj
 from console_data import make_features, make_pipeline, make_version
-from console_pictures import take_pictures
 from consoles import RunningConsole
 from falaj.errors import Denied
 
@@ -56,9 +55,3 @@ def test_a_run_is_started_and_its_failed_step_is_shown(console: RunningConsole, 
     run = console.platform.pipelines.show("bike-weekly").work
     assert run is not None
     assert console.platform.workflows.show(run).error is not None
-
-
-def test_pictures_of_pipelines(console: RunningConsole) -> None:
-    pages = {"pipelines": "/w/default/pipelines", "pipeline": PIPELINE}
-
-    assert len(take_pictures(console, pages, wait_for=".panel, .data-table")) == 4 * len(pages)

@@ -9,7 +9,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from console_pictures import take_pictures
 from consoles import RunningConsole
 from falaj.errors import FalajError
 from falaj.records.features import ColumnType, Entity, Feature, FeatureView
@@ -89,7 +88,6 @@ def test_a_prediction_leads_to_its_source(console: RunningConsole, page: Page) -
     page.locator(".tree a", has_text="bus-days").click()
 
     page.wait_for_url("**/features/bus-days")
-    take_pictures(console, {"lineage-prediction": f"/w/default/lineage/{prediction}"}, wait_for=".panel")
 
 
 def test_variants_are_plotted_by_latency_and_quality(
@@ -106,8 +104,3 @@ def test_variants_are_plotted_by_latency_and_quality(
 
     page.locator(".chart canvas").wait_for()
     assert page.get_by_role("cell", name="original").first.is_visible()
-    take_pictures(
-        console,
-        {"model-variants": "/w/default/models/delays/versions/1?tab=variants"},
-        wait_for=".chart canvas",
-    )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import falaj as fj
-from consoles import RunningConsole, screenshots
+from consoles import RunningConsole
 from falaj.errors import Denied
 from falaj.records.scheduling.snapshot import Quota
 
@@ -78,7 +78,3 @@ def test_a_viewer_has_neither_the_form_nor_the_right(console: RunningConsole) ->
         with pytest.raises(Denied):
             theirs.queues.set_budget("default", gpu_hours=1)
     context.close()
-
-
-def test_pictures_of_the_queues(console: RunningConsole) -> None:
-    screenshots(console, "/w/default/queues", "queues", wait_for="[data-part=what-if]")

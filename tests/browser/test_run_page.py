@@ -8,7 +8,7 @@ import pytest
 
 import falaj as fj
 from console_run_data import HOSTILE, log_run
-from consoles import RunningConsole, screenshots
+from consoles import RunningConsole
 from falaj.errors import FalajError
 from falaj.records.tracking import MetricPoint
 
@@ -138,11 +138,3 @@ def test_many_points_are_plotted_with_their_peaks(console: RunningConsole, page:
 
     page.get_by_text("20,000 points, drawn as").wait_for()
     page.get_by_role("cell", name="99", exact=True).wait_for()
-
-
-def test_pictures_of_runs(console: RunningConsole, runs: list[str]) -> None:
-    of_run = f"/w/default/runs/{runs[1]}?artifact=rows.csv"
-    assert len(screenshots(console, of_run, "run", wait_for="[data-part=artifact] table")) == 4
-    compared = f"/w/default/compare?runs={','.join(runs)}"
-    assert len(screenshots(console, compared, "compare", wait_for=".chart canvas")) == 4
-    assert len(screenshots(console, "/w/default/studies", "studies", wait_for=".region")) == 4

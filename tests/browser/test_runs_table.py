@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from consoles import RunningConsole, screenshots, shows
+from consoles import RunningConsole, shows
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -60,7 +60,3 @@ def test_a_filter_that_is_wrong_is_answered_in_the_words_of_the_platform(
     page.locator("[role=alert]").wait_for()
 
     assert "allowed" in page.locator("[role=alert]").inner_text()
-
-
-def test_pictures_of_the_table_of_runs(console: RunningConsole) -> None:
-    screenshots(console, "/w/default/runs", "runs", wait_for=".data-table, .state-card")

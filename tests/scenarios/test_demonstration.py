@@ -1,18 +1,33 @@
-"""The demonstration runs the whole loop on every eighth flight, and no process connects beyond the host."""
+"""The demonstration runs the whole loop on every eighth flight, its console shows it, and nothing leaves the host."""
 
 from __future__ import annotations
 
 import ipaddress
+import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
+import falaj as fj
+from console_pictures import THEMES, ConsoleWalk, documented_pictures, page_paths
+from polling import eventually
+from processes import children
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
 ROOT = Path(__file__).parents[2]
+LINK = re.compile(r"http://\S+/#code=\S+")
 STORY = [
     "16,701 rows, 27 columns",
     "refused [policy.denied] champion of flight-delays is protected",
@@ -41,49 +56,132 @@ DNS_PORT = 53
 RESOLVERS = ("/run/systemd/resolve", "/run/dbus", "/var/run/dbus", "/run/avahi-daemon")
 """Unix sockets of name services."""
 
-pytestmark = [pytest.mark.timeout(900), pytest.mark.slow]
+pytestmark = [pytest.mark.timeout(1200), pytest.mark.slow]
+
+
+@dataclass
+class KeptDemonstration:
+    """The demonstration, at its end: its platform and console run until it is stopped, as with `make demo KEEP=1`."""
+
+    folder: Path
+    process: subprocess.Popen[bytes]
+
+    @property
+    def printed(self) -> str:
+        return (self.folder / "printed").read_text()
+
+    @property
+    def link(self) -> str:
+        """The address of the console that it prints; it signs in once."""
+        found = LINK.search(self.printed)
+        assert found, self.printed
+        return found[0]
+
+    @property
+    def homes(self) -> list[Path]:
+        return [*(self.folder / "tmp").glob("falaj-demo-*/home")]
+
+    @contextmanager
+    def connected(self) -> Iterator[fj.Platform]:
+        """Yield its platform, as its owner."""
+        (home,) = self.homes
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("FALAJ_CONFIG_DIR", str(home.parent / "config"))
+            with fj.connect(json.loads((home / "run.json").read_text())["url"]) as platform:
+                yield platform
+
+    def stop(self) -> int:
+        """Press Ctrl-C, unless that was done; return the exit code."""
+        if self.process.poll() is None:
+            traced = children(self.process.pid, "demo.py")
+            os.kill(traced[0] if traced else self.process.pid, signal.SIGINT)
+        return self.process.wait()
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Yield a folder with `printed` and, where strace is installed, `calls`: the network calls of the processes."""
-    made = tmp_path_factory.mktemp("demonstration")
+def demonstration(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KeptDemonstration]:
+    """Run the demonstration to its end; where strace is installed, `calls` has the network calls of the processes."""
+    folder = tmp_path_factory.mktemp("demonstration")
+    (folder / "tmp").mkdir()
     environment = os.environ | {
-        "FALAJ_CONFIG_DIR": str(made / "config"),
-        "HOME": str(made),
+        "FALAJ_CONFIG_DIR": str(folder / "config"),
+        "FALAJ_CONSOLE": "on",
+        "HOME": str(folder),
+        "TMPDIR": str(folder / "tmp"),
         "NO_COLOR": "1",
         "COLUMNS": "200",
     }
-    traced = [*TRACE, f"--output={made / 'calls'}"] if shutil.which("strace") else []
-    command = [*traced, sys.executable, str(ROOT / "examples" / "demo.py"), "--every", "8"]
-    ran = subprocess.run(command, cwd=made, env=environment, capture_output=True, text=True, check=False)
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    (made / "printed").write_text(ran.stdout)
-    return made
+    traced = [*TRACE, f"--output={folder / 'calls'}"] if shutil.which("strace") else []
+    command = [*traced, sys.executable, str(ROOT / "examples" / "demo.py"), "--every", "8", "--keep"]
+    with (
+        (folder / "printed").open("w") as out,
+        subprocess.Popen(command, cwd=folder, env=environment, stdout=out, stderr=out) as process,
+    ):
+        kept = KeptDemonstration(folder, process)
+        try:
+            eventually(lambda: process.poll() is not None or LINK.search(kept.printed), within=160, every=0.5)
+            assert kept.link
+            yield kept
+        finally:
+            kept.stop()
 
 
-def test_the_demonstration_prints_every_expected_sentence(folder: Path) -> None:
-    printed = (folder / "printed").read_text()
+def test_every_page_of_the_console_shows_the_demonstration(
+    demonstration: KeptDemonstration, browser: Browser
+) -> None:
+    console, _, code = demonstration.link.partition("/#")
+    with demonstration.connected() as platform:
+        paths = page_paths(platform)
+    walk = ConsoleWalk(browser, console)
+    walk.page.goto("/signin")
+    walk.take_pictures("sign-in")
+
+    walk.page.goto(f"/#{code}")
+    walk.page.wait_for_selector(".layers")
+    walk.page.keyboard.press("Control+k")
+    walk.page.get_by_label("Search", exact=True).fill("delays")
+    walk.page.locator(".hit", has_text="flight-delays").first.wait_for()
+    walk.take_pictures("search", widths=["wide"])
+    for theme in THEMES:
+        walk.use(theme)
+        for name, path in paths.items():
+            for tab, link in walk.visit(name, path).items():
+                walk.visit(tab, link)
+
+    assert walk.problems == []
+    assert documented_pictures() <= walk.seen
+
+
+def test_the_demonstration_prints_every_expected_sentence(demonstration: KeptDemonstration) -> None:
+    printed = demonstration.printed
 
     missing = [sentence for sentence in STORY if sentence not in printed]
 
     assert missing == [], printed
 
 
-def test_no_process_looks_up_a_name_or_connects_beyond_loopback(folder: Path) -> None:
-    if not (folder / "calls").exists():
-        pytest.skip("strace: the package strace is not installed")
+def test_ctrl_c_stops_the_platform_and_removes_its_home(demonstration: KeptDemonstration) -> None:
+    assert demonstration.stop() == 0
 
-    calls = (folder / "calls").read_text(errors="replace").splitlines()
+    assert demonstration.homes == []
+
+
+def test_no_process_looks_up_a_name_or_connects_beyond_loopback(demonstration: KeptDemonstration) -> None:
+    calls_file = demonstration.folder / "calls"
+    if not shutil.which("strace"):
+        pytest.skip("strace: the package strace is not installed")
+    demonstration.stop()
+
+    calls = calls_file.read_text(errors="replace").splitlines()
 
     assert any("127.0.0.1" in call for call in calls), "the trace is empty, so it proves nothing"
     assert [call for call in calls if leaves_host(call)] == []
 
 
-def test_no_process_leaves_files_of_telemetry_behind(folder: Path) -> None:
-    cache = folder / ".cache"
+def test_no_process_leaves_files_of_telemetry_behind(demonstration: KeptDemonstration) -> None:
+    demonstration.stop()
 
-    assert not (cache / "Microsoft").exists()
+    assert not (demonstration.folder / ".cache" / "Microsoft").exists()
 
 
 def leaves_host(call: str) -> bool:

@@ -8,7 +8,7 @@ import math
 import pytest
 
 from falaj.apps.console.charts.bars import Bar, bar_chart, histogram_pair
-from falaj.apps.console.charts.graphs import GraphNode, ParetoPoint, front, graph, layered
+from falaj.apps.console.charts.graphs import GraphNode, ParetoPoint, front, graph, layered, pareto
 from falaj.apps.console.charts.grids import GanttBar, gantt, heat_map
 from falaj.apps.console.charts.lines import Curve, line_chart, smoothed
 from falaj.apps.console.charts.options import require_plain
@@ -123,6 +123,15 @@ def test_the_front_has_what_no_other_is_better_than() -> None:
 
     assert [each.name for each in front(points)] == ["fast", "slow"]
     assert [each.name for each in front(points, y_better=-1)] == ["same", "bad"]
+
+
+def test_a_refused_candidate_is_drawn_and_not_on_the_front() -> None:
+    points = [ParetoPoint("original", 2, 0.5), ParetoPoint("int8", 1, 0.6, is_refused=True)]
+
+    options = pareto(points, LIGHT, title="t", x_name="x", x_unit="µs", y_name="y")
+
+    drawn, best = ([each["name"] for each in series["data"]] for series in options["series"])
+    assert (drawn, best) == (["original", "int8"], ["original"])
 
 
 def test_names_never_become_keys_that_the_framework_runs() -> None:

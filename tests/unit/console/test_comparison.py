@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
-from falaj.apps.console.pages.runs.comparison import axis_of, chosen_runs, comparison_view
+from falaj.apps.console.pages.runs.comparison import axis_of, chosen_runs, comparison_view, distinct_names
 from falaj.apps.console.pages.studies.study import study_view
 from falaj.apps.console.pages.studies.table import studies_view
 from falaj.apps.console.times import Times
@@ -69,6 +69,33 @@ def test_only_parameters_that_differ_are_shown_unless_all_are_asked_for() -> Non
         "model",
         "same",
     ]
+
+
+def test_runs_of_the_same_name_are_told_apart() -> None:
+    found = run("run_1", {}, {}).run
+    later, other = (
+        found.model_copy(update={"id": "run_2"}),
+        found.model_copy(update={"id": "run_3", "name": "b"}),
+    )
+
+    def names(*runs: Run) -> list[str]:
+        return [name for _, name in distinct_names(runs, TIMES)]
+
+    assert names(found, other) == ["name of run_1", "b"]
+    assert names(found, later) == ["name of run_1 (run_1)", "name of run_1 (run_2)"]
+    later = later.model_copy(update={"started_at": NOON + timedelta(minutes=1)})
+    assert names(found, later) == ["name of run_1 (12:00:00)", "name of run_1 (12:01:00)"]
+    later = later.model_copy(update={"started_at": NOON + timedelta(days=1)})
+    assert names(found, later) == [
+        "name of run_1 (2026-11-17 12:00:00)",
+        "name of run_1 (2026-11-18 12:00:00)",
+    ]
+
+
+def test_a_parameter_with_one_value_and_gaps_is_no_axis() -> None:
+    found = [run("run_1", {"lr": "1", "once": "7"}, {}), run("run_2", {"lr": "2"}, {})]
+
+    assert [axis.name for axis in comparison_view(found, times=TIMES).axes] == ["lr"]
 
 
 def test_the_best_value_of_a_metric_has_a_star() -> None:

@@ -222,6 +222,9 @@ def test_a_canary_shows_its_difference_with_bounds_and_the_evidence_with_what_is
         "about 90",
     )
     assert view.ended == ("rolled back", "bad", "it is worse: <b>")
+    much = canary_view(found.model_copy(update={"evidence": (evidence(20, 9.2e18),)}), times=TIMES)
+    assert much is not None
+    assert much.lines[0].worse == "over 1,000,000 of 200"
     assert view.work == "work_1"
 
 
@@ -288,7 +291,7 @@ def test_too_few_values_are_refused() -> None:
 
 def test_an_endpoint_with_a_lookup_asks_for_keys_and_for_what_the_request_gives() -> None:
     view = ViewLookup(view="board", keys=("flight",), key_types=(Datatype.INT64,), features=("delay",))
-    lookup = Lookup(views=(view,), features=("board__delay", "wind"))
+    lookup = Lookup(views=(view,), features=("delay", "board__delay", "wind"))
 
     form = try_form(endpoint(lookup=lookup), version())
 
@@ -296,6 +299,14 @@ def test_an_endpoint_with_a_lookup_asks_for_keys_and_for_what_the_request_gives(
         ("flight", Datatype.INT64),
         ("wind", Datatype.FP64),
     ]
+
+
+def test_a_bare_name_that_two_views_have_comes_from_the_request() -> None:
+    views = (ViewLookup(view="a", features=("delay",)), ViewLookup(view="b", features=("delay", "rain")))
+
+    form = try_form(endpoint(lookup=Lookup(views=views, features=("delay", "rain"))), version())
+
+    assert [each.name for each in form.inputs] == ["delay"]
 
 
 def test_a_version_without_a_signature_has_no_fields() -> None:

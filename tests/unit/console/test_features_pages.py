@@ -84,7 +84,7 @@ def test_a_view_shows_its_versions_and_what_changed(light_platform: OwnPlatform)
     assert (second.version, second.changes) == (2, "+ roaming, + minutes_7d")
     assert first.changes == "first version"
     assert ("plan", "text", "any jurisdiction; personal") in page.columns
-    assert page.aggregations == (("minutes_7d", "sum", "minutes", "7d 00h"),)
+    assert page.aggregations == (("minutes_7d", "sum", "minutes", "7d"),)
     assert [item.name for item in page.users] == ["churn-training"]
 
 

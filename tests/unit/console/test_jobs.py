@@ -191,7 +191,7 @@ def test_checkpoints_and_places_are_shown() -> None:
         "blob": "blob_1",
     }
     facts = dict(view.facts)
-    assert (facts["Ran"], facts["Duration"], facts["Exit code"]) == ("dgx GPU 4", "30m 00s", "0")
+    assert (facts["Ran"], facts["Duration"], facts["Exit code"]) == ("dgx GPU 4", "30m", "0")
 
 
 def test_progress_beyond_the_total_fills_the_bar_and_no_more() -> None:

@@ -7,7 +7,14 @@ from datetime import UTC
 import pytest
 
 from console_data import make_features, make_version
-from falaj.apps.console.components.lineage import lineage_picture, object_page
+from falaj.apps.console.components.lineage import (
+    FEW,
+    LineageItem,
+    LineagePicture,
+    graph_nodes,
+    lineage_picture,
+    object_page,
+)
 from falaj.apps.console.pages.lineage import LineageRecords, lineage_view
 from falaj.apps.console.times import Times
 from falaj.records.governance.lineage import Direction
@@ -48,6 +55,38 @@ def test_downstream_of_a_source_is_what_was_made_from_it(light_platform: OwnPlat
 
     assert [item.name for item in picture.downstream] == ["churn-training", "churn@1"]
     assert picture.items[-1].page == ("models", "churn", "versions", "1")
+
+
+def item(ident: str, kind: str, depth: int) -> LineageItem:
+    return LineageItem(ident, kind, ident, depth, "", "", "", ())
+
+
+def test_many_alike_objects_are_one_node_of_the_graph() -> None:
+    jobs = [f"job{at}" for at in range(FEW + 1)]
+    items = [item("set", "training set", 0), *(item(job, "job", 2) for job in jobs)]
+    items += [item(f"file of {job}", "uploaded file", 4) for job in jobs]
+    items += [item("source", "uploaded file", -2), item("model", "model version", 4)]
+    edges = [("source", "set"), ("job0", "model"), *(("set", job) for job in jobs)]
+    edges += [(job, f"file of {job}") for job in jobs]
+
+    nodes = graph_nodes(LineagePicture(tuple(items), tuple(edges)))
+
+    assert {key: len(members) for key, members in nodes.items()} == {
+        "set": 1,
+        "job0": FEW + 1,
+        "file of job0": FEW + 1,
+        "source": 1,
+        "model": 1,
+    }
+
+
+def test_a_few_alike_objects_and_those_of_different_sources_stay_apart() -> None:
+    items = [item("middle", "job", 0), item("left", "run", 2), item("right", "run", 2)]
+    items += [item(f"{side}{at}", "uploaded file", 4) for side in ("left", "right") for at in range(FEW)]
+    edges = [("middle", "left"), ("middle", "right")]
+    edges += [(each.id[:-1], each.id) for each in items if each.kind == "uploaded file"]
+
+    assert len(graph_nodes(LineagePicture(tuple(items), tuple(edges)))) == len(items)
 
 
 def test_an_export_stays_as_the_operation_that_it_is(light_platform: OwnPlatform) -> None:

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 import pytest
 
 from console_data import HOSTILE_CARD, make_features, make_version
+from falaj.apps.console.charts.graphs import ParetoPoint
 from falaj.apps.console.components.states import BAD, GOOD
 from falaj.apps.console.components.texts import markdown_html
 from falaj.apps.console.pages.models.catalogue import model_list
@@ -269,8 +270,8 @@ def test_variants_show_latency_quality_and_reasons() -> None:
     (shown,) = view.optimizations
     assert shown.title == "Variants of churn@1, measured 2026-11-17 12:00:00"
     assert shown.points == (
-        ("original", 120.0, 0.20),
-    )  # a variant without a quality has no place in the plot
+        ParetoPoint("original", 120.0, 0.20),
+    )  # one without a quality has no place in the plot
     assert not shown.higher_is_better
     assert [(row.name, row.latency, row.verdict) for row in shown.rows] == [
         ("original", "120 µs", "–"),

@@ -186,6 +186,10 @@ def test_the_heat_map_has_the_largest_drift_on_top_and_gaps_where_nothing_was_ju
     assert view.drift.last == (("wind", "no drift", "0.2"), ("distance", "drift", "1.5"))
     assert (view.versions, view.drift.since) == (("2", "1"), NOON + MINUTE)
     assert monitor_view(MonitorRecords(monitor(), found), version="", times=TIMES).version == "2"
+    alarmed = MonitorRecords(monitor(), found, alerts=(alert(),))
+    assert monitor_view(alarmed, version="", times=TIMES).version == "1"
+    ended = MonitorRecords(monitor(), found, alerts=(alert(AlertState.ENDED, ended=NOON),))
+    assert monitor_view(ended, version="", times=TIMES).version == "2"
 
 
 def test_a_monitor_without_windows_has_an_empty_map() -> None:

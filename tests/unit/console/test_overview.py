@@ -140,3 +140,15 @@ def test_events_are_added_once_and_those_of_yesterday_are_left_out() -> None:
     found = add_events(replace(EMPTY, today=(old, known)), [known, new], since=NOON - timedelta(hours=12))
 
     assert [each.name for each in found.today] == ["known", "new"]
+
+
+def test_the_same_change_several_times_in_a_row_is_one_line() -> None:
+    names = ["first", *["often"] * 500, "last"]
+
+    view = overview(replace(EMPTY, today=tuple(event(name) for name in names)), times=TIMES)
+
+    assert [(line.words, line.detail) for line in view.changes] == [
+        ("models promote: last", "the platform"),
+        ("models promote: often", "the platform, 500 times"),
+        ("models promote: first", "the platform"),
+    ]

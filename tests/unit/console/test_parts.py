@@ -87,7 +87,9 @@ def test_figures_are_written_in_few_characters() -> None:
     assert [duration(each) for each in (None, 0.2, 5, 59, 61, 3661, 90000)] == [
         "–", "200ms", "5.0s", "59s", "1m 01s", "1h 01m", "1d 01h",
     ]  # fmt: skip
-    assert duration(timedelta(hours=2)) == "2h 00m"
+    assert [duration(timedelta(**each)) for each in ({"hours": 2}, {"days": 7}, {"minutes": 10})] == [
+        "2h", "7d", "10m",
+    ]  # fmt: skip
     assert [size(each) for each in (None, 0, 1536, 3 << 30)] == ["–", "0 B", "1.5 KiB", "3.0 GiB"]
     assert [number(each) for each in (None, 1, 0.123456, 12345.6, float("inf"))] == [
         "–",

@@ -192,7 +192,7 @@ def test_a_comparison_shows_what_changed_and_what_did_not() -> None:
     shown = what_if_view(found, TIMES)
 
     risk = shown.rows[0].cells
-    assert (risk["mean"], risk["gpu_use"]) == ("30m 00s → 6m 00s", "50.0%")
+    assert (risk["mean"], risk["gpu_use"]) == ("30m → 6m", "50.0%")
     assert risk["jobs"] == "10 of 10 ended → 9 of 10 ended"
     assert [bar.parts for bar in shown.waits] == [(30.0,), (6.0,)]
     assert shown.fairness == "0.500 → 0.750"

@@ -19,6 +19,7 @@ from falaj.apps.console.pages.runs.artifacts import (
     stored_table_view,
 )
 from falaj.apps.console.pages.runs.curves import (
+    CurveChart,
     CurveQuery,
     chart_options,
     curve_charts,
@@ -161,6 +162,18 @@ def test_compared_runs_are_named_by_run_and_by_metric_where_a_chart_has_several(
     assert [c.name for c in found[0].curves][:2] == ["first · train/loss", "second · train/loss"]
     assert [c.name for c in found[1].curves] == ["first", "second"]
     assert found[1].curves[0].xs[0] == NOON.timestamp() * 1000
+
+
+def test_a_compared_run_has_the_same_colour_in_every_chart() -> None:
+    names = {"run_1": "first", "run_2": "second"}
+    curves = [curve("auc", [1], run="run_2"), *(curve("loss", [1], run=run) for run in names)]
+
+    auc, loss = curve_charts(curves, names, CurveQuery())
+
+    def colours(found: CurveChart) -> list[str]:
+        return [each["itemStyle"]["color"] for each in chart_options(found, CurveQuery(), LIGHT)["series"]]
+
+    assert colours(auc) == colours(loss)[1:]
 
 
 def test_the_address_holds_what_was_chosen_and_nothing_wrong() -> None:

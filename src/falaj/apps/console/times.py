@@ -34,7 +34,7 @@ class Times:
 
 
 def duration(length: timedelta | float | None) -> str:
-    """Return a length of time in two units, like 2h 05m; a dash for none."""
+    """Return a length of time in two units, like 2h 05m, or in one, like 7d; a dash for none."""
     if length is None:
         return "–"
     seconds = length.total_seconds() if isinstance(length, timedelta) else float(length)
@@ -43,11 +43,11 @@ def duration(length: timedelta | float | None) -> str:
     if seconds < 60:
         return f"{seconds:.1f}s" if seconds < 10 else f"{seconds:.0f}s"
     whole = int(seconds)
-    if whole < 3600:
-        return f"{whole // 60}m {whole % 60:02d}s"
-    if whole < 86400:
-        return f"{whole // 3600}h {whole % 3600 // 60:02d}m"
-    return f"{whole // 86400}d {whole % 86400 // 3600:02d}h"
+    for unit_s, unit, part_s, part in ((86400, "d", 3600, "h"), (3600, "h", 60, "m"), (60, "m", 1, "s")):
+        if whole >= unit_s:
+            rest = whole % unit_s // part_s
+            return f"{whole // unit_s}{unit}" + (f" {rest:02d}{part}" if rest else "")
+    return "–"
 
 
 def size(count: float | None) -> str:
@@ -69,4 +69,4 @@ def number(value: float | None) -> str:
         return str(value)
     if value == int(value) and abs(value) < 1e15:
         return f"{int(value):,}"
-    return f"{value:.4g}" if abs(value) < 10_000 else f"{value:,.0f}"
+    return f"{value:.4g}" if not 10_000 <= abs(value) < 1e15 else f"{value:,.0f}"

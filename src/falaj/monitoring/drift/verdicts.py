@@ -221,11 +221,12 @@ def _overall(reports: Sequence[DriftReport]) -> DriftVerdict:
 
 
 def _summary(model: str, verdict: DriftVerdict, reports: Sequence[DriftReport]) -> str:
+    subject = model if "@" in model else f"version {model}"  # endpoints send the number alone
     judged = [report for report in reports if report.verdict is not DriftVerdict.TOO_FEW]
     if verdict is DriftVerdict.TOO_FEW:
-        return f"{model}: too few rows to evaluate any of {len(reports)} columns"
+        return f"{subject}: too few rows to evaluate any of {len(reports)} columns"
     if verdict is DriftVerdict.NONE:
-        return f"{model}: no drift in {len(judged)} columns"
+        return f"{subject}: no drift in {len(judged)} columns"
     drifted = [report.name for report in judged if report.verdict is DriftVerdict.DRIFT]
     shown = ", ".join(drifted[:5]) + (f" and {len(drifted) - 5} more" if len(drifted) > 5 else "")
-    return f"{model}: {len(drifted)} of {len(judged)} columns drift: {shown}"
+    return f"{subject}: {len(drifted)} of {len(judged)} columns drift: {shown}"

@@ -30,7 +30,9 @@ def bar_chart(
 ) -> Options:
     """Return horizontal stacked bars, the first on top, with their limits."""
     has_limits = any(bar.limit is not None for bar in bars)
-    options = framed(colours, title=title, legend=[*parts, *([limit_name] if has_limits else [])])
+    options = framed(
+        colours, title=title, legend=[*parts, *([limit_name] if has_limits else [])], named_y=False
+    )
     names = [bar.name for bar in bars]
     options["xAxis"] = axis("value", colours, unit=unit, name="amount") | {"scale": False}
     options["yAxis"] = axis("category", colours, labels=names, at="y") | {"inverse": True}

@@ -10,6 +10,8 @@ from falaj.apps.console.charts.palette import Palette, series_style
 
 ACROSS, DOWN = 190, 72
 """Distance of layers and of nodes in a layer, in pixels."""
+SYMBOLS = ("roundRect", "circle", "diamond")
+"""Of groups: the next one where the colours begin again."""
 
 
 @dataclass(frozen=True)
@@ -37,18 +39,21 @@ def graph(
             "left": 64,
             "right": 64,
             "roam": True,
-            "symbol": "roundRect",
             "symbolSize": [18, 18],
             "edgeSymbol": ["none", "arrow"],
             "edgeSymbolSize": 7,
             "categories": [
-                {"name": group, "itemStyle": {"color": series_style(number, colours)[0]}}
+                {
+                    "name": group,
+                    "symbol": SYMBOLS[number // len(colours.series) % len(SYMBOLS)],
+                    "itemStyle": {"color": series_style(number, colours)[0]},
+                }
                 for number, group in enumerate(groups)
             ],
             "label": {
                 "show": True,
                 "color": colours.ink,
-                "width": 130,
+                "width": 104,
                 "overflow": "truncate",
             },
             "lineStyle": {"color": colours.muted, "curveness": 0.08},
@@ -95,11 +100,12 @@ def layered(keys: Sequence[str], edges: Sequence[tuple[str, str]]) -> Mapping[st
 
 @dataclass(frozen=True)
 class ParetoPoint:
-    """A point: lower `x` is better, and so is higher `y` unless the plot says otherwise."""
+    """A point: lower `x` is better, and higher `y` unless the plot says otherwise; a refused one is on no front."""
 
     name: str
     x: float
     y: float
+    is_refused: bool = False
 
 
 def pareto(
@@ -115,10 +121,11 @@ def pareto(
     scale: Scale = "linear",
 ) -> Options:
     """Return points, and the line of those that no other point is better than in both; `y_better` is 1 or -1."""
-    best = front(candidates, y_better=y_better)
+    best = front([each for each in candidates if not each.is_refused], y_better=y_better)
     options = framed(colours, title=title, legend=["candidate", "Pareto front"], zoom="none")
     options["xAxis"] = axis("log" if scale == "log" else "value", colours, name=x_name, unit=x_unit)
     options["yAxis"] = axis("value", colours, name=y_name, unit=y_unit, at="y")
+    options["yAxis"]["boundaryGap"] = ["5%", "15%"]  # names stand above their points
     label = {"show": True, "position": "top", "formatter": "{b}", "color": colours.ink, "fontSize": 11}
     options["series"] = [
         {

@@ -23,9 +23,10 @@ def heat_map(
     cells = [
         [x, y, value] for y, row in enumerate(values) for x, value in enumerate(row) if value is not None
     ]
-    options = framed(colours, title=title)
+    options = framed(colours, title=title, named_y=False)
     options["xAxis"] = axis("category", colours, labels=columns)
     options["yAxis"] = axis("category", colours, labels=rows, at="y") | {"inverse": True}
+    options["yAxis"]["axisLabel"]["width"] = 190
     options["grid"] |= {"bottom": 72}
     options["visualMap"] = {
         "min": 0,
@@ -68,7 +69,7 @@ def gantt(spans: Sequence[GanttBar], colours: Palette, *, title: str, now_ms: fl
     """
     rows = _rows(spans)
     groups = [*dict.fromkeys(span.group for span in spans)]
-    options = framed(colours, title=title, legend=groups, zoom="x")
+    options = framed(colours, title=title, legend=groups, zoom="x", named_y=False)
     options["xAxis"] = axis("time", colours, name="time") | {"max": now_ms}
     options["yAxis"] = axis("category", colours, labels=[lane for lane, _ in rows], at="y") | {
         "inverse": True
@@ -140,7 +141,7 @@ def parallel_coordinates(
             "type": "category" if each.words is not None else "log" if each.log else "value",
             **({"data": [*each.words]} if each.words is not None else {"scale": True}),
             "nameTextStyle": {"color": colours.ink, "width": 120, "overflow": "truncate"},
-            "axisLabel": {"color": colours.muted},
+            "axisLabel": {"color": colours.muted, "width": 84, "overflow": "truncate"},
             "axisLine": {"lineStyle": {"color": colours.muted}},
         }
         for number, each in enumerate(dimensions)

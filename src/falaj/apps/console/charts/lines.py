@@ -12,11 +12,12 @@ from falaj.apps.console.charts.palette import Palette, series_style
 
 @dataclass(frozen=True)
 class Curve:
-    """One series; a value that is not a number leaves a gap."""
+    """One series; a value that is not a number leaves a gap. `number` chooses its colour, by default its place."""
 
     name: str
     xs: tuple[float, ...]
     ys: tuple[float | None, ...]
+    number: int | None = None
 
 
 def line_chart(
@@ -38,8 +39,8 @@ def line_chart(
     options["xAxis"] = axis("time" if x_time else "value", colours, name=x_name, unit=x_unit)
     options["yAxis"] = axis("log" if scale == "log" else "value", colours, name=y_name, unit=y_unit, at="y")
     options["series"] = []
-    for number, curve in enumerate(curves):
-        colour, style = series_style(number, colours)
+    for place, curve in enumerate(curves):
+        colour, style = series_style(place if curve.number is None else curve.number, colours)
         raw = _points(curve.xs, curve.ys, scale)
         line = {
             "type": "line",

@@ -12,9 +12,17 @@ Scale = Literal["linear", "log"]
 
 
 def framed(
-    colours: Palette, *, title: str, legend: Sequence[str] = (), zoom: Literal["x", "xy", "none"] = "none"
+    colours: Palette,
+    *,
+    title: str,
+    legend: Sequence[str] = (),
+    zoom: Literal["x", "xy", "none"] = "none",
+    named_y: bool = True,
 ) -> Options:
-    """Return the options that all charts begin with; `title` says in a sentence what the chart shows."""
+    """Return the options that all charts begin with; `title` says in a sentence what the chart shows.
+
+    `named_y`: the vertical axis has a name, which stands above it.
+    """
     options: Options = {
         "aria": {"enabled": True, "label": {"description": title}},
         "animation": False,
@@ -22,9 +30,9 @@ def framed(
         "textStyle": {"color": colours.ink, "fontFamily": "system-ui, sans-serif"},
         "color": [*colours.series],
         "grid": {
-            "left": 56,
+            "left": 12,
             "right": 24,
-            "top": 40 if legend else 16,
+            "top": (40 if legend else 16) + (16 if named_y else 0),
             "bottom": 64 if zoom != "none" else 40,
             "containLabel": True,
         },
@@ -76,9 +84,9 @@ def axis(
     found: Options = {
         "type": kind,
         "name": words,
-        "nameLocation": "middle",
-        "nameGap": 28 if at == "x" else 52,
-        "nameTextStyle": {"color": colours.muted},
+        "nameLocation": "middle" if at == "x" else "end",  # beside the axis, it would hide long labels
+        "nameGap": 28 if at == "x" else 12,
+        "nameTextStyle": {"color": colours.muted, "align": "center" if at == "x" else "left"},
         "axisLabel": {"color": colours.muted, "hideOverlap": True},
         "axisLine": {"lineStyle": {"color": colours.line}},
         "splitLine": {"show": kind != "category", "lineStyle": {"color": colours.line}},

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from nicegui import ui
 
@@ -23,11 +24,14 @@ KINDS = {
     "model_version": "model version",
     "predictions": "predictions",
     "blob": "uploaded file",
+    "work": "workflow run",
 }
 """Words for kinds of objects, where the kind alone is not one."""
 MOST_NODES = 200
 """Nodes of a picture, the nearest first; the rest are counted."""
-LAYER_PX, ACROSS_PX, LEAST_PX, MOST_PX = 84, 150, 240, 640
+FEW = 3
+"""Alike objects are shown one by one up to this number; more are one node of the graph, and one line of the tree."""
+LAYER_PX, ACROSS_PX, LEAST_PX, MOST_PX = 84, 112, 240, 640
 
 
 @dataclass(frozen=True)
@@ -100,6 +104,32 @@ def lineage_picture(
     )
 
 
+def graph_nodes(picture: LineagePicture) -> dict[str, tuple[LineageItem, ...]]:
+    """Return the nodes of the graph with their objects; those of one kind that lead to the same nodes are one."""
+    depth = {each.id: each.depth for each in picture.items}
+    nearer: dict[str, set[str]] = defaultdict(set)
+    for source, target in picture.edges:
+        near, far = sorted((source, target), key=lambda end: abs(depth[end]))
+        nearer[far].add(near)
+    node_of: dict[str, str] = {}
+    by_distance = sorted(picture.items, key=lambda each: abs(each.depth))
+    for _, ring in groupby(by_distance, key=lambda each: abs(each.depth)):
+        alike: dict[object, list[LineageItem]] = defaultdict(list)
+        for each in ring:
+            ways = frozenset(node_of.get(near, near) for near in nearer[each.id])
+            alike[each.kind, each.depth > 0, ways].append(each)
+        for members in alike.values():
+            node_of |= {each.id: members[0].id if len(members) > FEW else each.id for each in members}
+    nodes: dict[str, tuple[LineageItem, ...]] = {}
+    for each in picture.items:
+        nodes[node_of[each.id]] = (*nodes.get(node_of[each.id], ()), each)
+    return nodes
+
+
+def _plural(kind: str) -> str:
+    return kind if kind.endswith("s") else f"{kind[:-1]}ies" if kind.endswith("y") else f"{kind}s"
+
+
 def _item(node: LineageNode, made_by: Sequence[str], workspace: str | None, times: Times) -> LineageItem:
     label = "" if node.label.only is None and not node.label.classes else node.label.describe()
     return LineageItem(
@@ -145,16 +175,12 @@ def draw_lineage(context: PageContext, picture: LineagePicture, *, title: str, s
             icon="account_tree",
         )
         return
-    nodes = [
-        GraphNode(
-            each.id,
-            each.name,
-            "this object" if each.depth == 0 else each.kind,
-            context.href(*each.page) if each.page and each.depth != 0 else "",
-        )
-        for each in picture.items
-    ]
-    options = graph(nodes, picture.edges, palette(context.is_dark), title=title)
+    grouped = graph_nodes(picture)
+    nodes = [_graph_node(context, key, items) for key, items in grouped.items()]
+    node_of = {each.id: key for key, items in grouped.items() for each in items}
+    between = [(node_of[source], node_of[target]) for source, target in picture.edges]
+    edges = [*dict.fromkeys(each for each in between if each[0] != each[1])]
+    options = graph(nodes, edges, palette(context.is_dark), title=title)
 
     options["series"][0] |= {"preserveAspect": "contain", "left": 90, "right": 90, "top": 56, "bottom": 40}
 
@@ -163,13 +189,21 @@ def draw_lineage(context: PageContext, picture: LineagePicture, *, title: str, s
         if isinstance(target, str) and target.startswith("/w/"):
             ui.navigate.to(target)
 
-    places = layered([each.id for each in picture.items], picture.edges).values()
+    places = layered([*grouped], edges).values()
     layers = 1 + max((layer for layer, _ in places), default=0)
     height = min(max(LAYER_PX * max(Counter(layer for layer, _ in places).values()), LEAST_PX), MOST_PX)
     with ui.element("div").classes("scroll"):  # names need their width, on a phone too
         chart(options, height_px=height, on_click=clicked).style(f"min-width: {ACROSS_PX * layers}px")
     if picture.left_out:
         ui.label(f"{picture.left_out} objects that are farther away are not shown.").classes("muted small")
+
+
+def _graph_node(context: PageContext, key: str, items: Sequence[LineageItem]) -> GraphNode:
+    first = items[0]
+    if len(items) > 1:
+        return GraphNode(key, f"{len(items)} {_plural(first.kind)}", first.kind)
+    target = context.href(*first.page) if first.page and first.depth != 0 else ""
+    return GraphNode(key, first.name, "this object" if first.depth == 0 else first.kind, target)
 
 
 def draw_side(context: PageContext, items: Sequence[LineageItem]) -> None:
@@ -181,15 +215,30 @@ def draw_side(context: PageContext, items: Sequence[LineageItem]) -> None:
 
 
 def draw_tree(context: PageContext, items: Sequence[LineageItem]) -> None:
-    """Draw objects as a tree: nearest first, each step further to the right."""
+    """Draw objects as a tree: nearest first, each step further to the right; many alike ones unfold."""
+    alike: dict[object, list[LineageItem]] = defaultdict(list)
+    for each in items:
+        alike[each.depth, each.kind, each.made_by].append(each)
     with ui.element("div").classes("tree"):
-        for each in items:
-            indent = min(max((abs(each.depth) + 1) // 2 - 1, 0), 8)
-            with ui.element("div").classes("tree-row").style(f"padding-left: {1.25 * indent}rem"):
-                ui.label(each.kind).classes("muted small")
-                if each.page:
-                    ui.link(each.name, context.href(*each.page)).classes("wrap")
-                else:
-                    ui.label(each.name).classes("wrap")
-                words = (f"through {each.made_by}" if each.made_by else "", each.at, each.place)
-                ui.label(" · ".join(part for part in words if part)).classes("muted small wrap")
+        for members in alike.values():
+            indent = min(max((abs(members[0].depth) + 1) // 2 - 1, 0), 8)
+            with ui.element("div").style(f"padding-left: {1.25 * indent}rem"):
+                if len(members) <= FEW:
+                    _draw_rows(context, members)
+                    continue
+                words = f"{len(members)} {_plural(members[0].kind)}"
+                words += f", through {members[0].made_by}" if members[0].made_by else ""
+                with ui.expansion(words).classes("tree-more").props("dense"):
+                    _draw_rows(context, members)
+
+
+def _draw_rows(context: PageContext, items: Sequence[LineageItem]) -> None:
+    for each in items:
+        with ui.element("div").classes("tree-row"):
+            ui.label(each.kind).classes("muted small")
+            if each.page:
+                ui.link(each.name, context.href(*each.page)).classes("wrap")
+            else:
+                ui.label(each.name).classes("wrap")
+            words = (f"through {each.made_by}" if each.made_by else "", each.at, each.place)
+            ui.label(" · ".join(part for part in words if part)).classes("muted small wrap")

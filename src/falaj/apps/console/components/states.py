@@ -15,6 +15,7 @@ TONES = {
     "starting": BUSY,
     "succeeded": GOOD,
     "finished": GOOD,
+    "complete": GOOD,
     "done": GOOD,
     "ready": GOOD,
     "ok": GOOD,

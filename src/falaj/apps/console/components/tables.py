@@ -17,12 +17,12 @@ Cell = str | float | int | None
 class TableColumn:
     """A column. `key` is where rows have its value; it is the table's own word, never a name that people chose.
 
-    A `link` leads where `TableRow.target` says; a `state` has a sign and a colour.
+    A `link` leads where `TableRow.target` says; a `state` has a sign and a colour; a `time` stays on one line.
     """
 
     key: str
     label: str
-    kind: Literal["text", "number", "link", "state", "mono"] = "text"
+    kind: Literal["text", "number", "link", "state", "mono", "time"] = "text"
     sortable: bool = False
 
 
@@ -50,10 +50,16 @@ SORTABLE = """
   @keydown.space.prevent="props.sort(props.col)">{{ props.col.label }}</q-th>
 """
 """The head of a column by which rows are sorted; also with the keyboard."""
+NUMBER = (
+    '<q-td :props="props">'
+    "{{ typeof props.value === 'number' ? props.value.toLocaleString('en-US') : props.value }}</q-td>"
+)
 STATE = (
     '<q-td :props="props"><span :class="\'badge \' + props.row.tones[props.col.name]">'
     '<q-icon :name="props.row.signs[props.col.name]" aria-hidden="true"></q-icon>{{ props.value }}</span></q-td>'
 )
+TEMPLATES = {"link": LINK, "number": NUMBER, "state": STATE}
+CLASSES = {"number": "mono wrap", "mono": "mono wrap", "time": "mono time"}
 
 
 def data_table(
@@ -83,8 +89,8 @@ def data_table(
     table.props("flat bordered hide-pagination wrap-cells binary-state-sort dense").classes("data-table full")
     table.props["aria-label"] = title
     for column in columns:
-        if column.kind in ("link", "state"):
-            table.add_slot(f"body-cell-{column.key}", LINK if column.kind == "link" else STATE)
+        if column.kind in TEMPLATES:
+            table.add_slot(f"body-cell-{column.key}", TEMPLATES[column.kind])
         if column.sortable:
             table.add_slot(f"header-cell-{column.key}", SORTABLE)
     if on_sort is not None:
@@ -120,7 +126,7 @@ def _column(column: TableColumn) -> dict[str, Any]:
         "field": column.key,
         "sortable": column.sortable,
         "align": "right" if column.kind == "number" else "left",
-        "classes": "mono wrap" if column.kind in ("number", "mono") else "wrap",
+        "classes": CLASSES.get(column.kind, "wrap"),
     }
 
 

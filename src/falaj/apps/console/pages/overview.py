@@ -106,7 +106,7 @@ def overview(records: OverviewRecords, *, times: Times) -> OverviewView:
             )
             for each in list(records.alerts)[: -ALERTS - 1 : -1]
         ),
-        changes=tuple(_change(each, times) for each in list(records.today)[: -CHANGES - 1 : -1]),
+        changes=_changes(records.today, times),
         changed=len(records.today),
     )
 
@@ -196,6 +196,23 @@ def _hardware(machines: Sequence[Machine]) -> tuple[Box, ...]:
 def _resource(title: str, held: float, whole: float, words: str) -> Box:
     share = held / whole if whole else None
     return Box(title, IDLE if not whole else BUSY if held else GOOD, words, share=share, page=("queues",))
+
+
+def _changes(events: Sequence[Event], times: Times) -> tuple[Line, ...]:
+    """Return the last changes, newest first; the same change by the same caller several times in a row is one line."""
+    found: list[tuple[Line, int]] = []
+    for event in reversed(events):
+        line = _change(event, times)
+        if found and (line.words, line.detail) == (found[-1][0].words, found[-1][0].detail):
+            found[-1] = (found[-1][0], found[-1][1] + 1)
+        elif len(found) == CHANGES:
+            break
+        else:
+            found.append((line, 1))
+    return tuple(
+        line if count == 1 else replace(line, detail=f"{line.detail}, {count:,} times")
+        for line, count in found
+    )
 
 
 def _change(event: Event, times: Times) -> Line:
@@ -427,7 +444,7 @@ def _draw_box(context: PageContext, box: Box) -> None:
 def _draw_lines(lines: Sequence[Line]) -> None:
     for line in lines:
         with ui.element("div").classes("line"):
-            ui.label(line.at).classes("muted small mono")
+            ui.label(line.at).classes("muted small mono at")
             with ui.column().classes("tight grow"):
                 ui.label(line.words).classes("clip")
                 ui.label(line.detail).classes("muted small clip")

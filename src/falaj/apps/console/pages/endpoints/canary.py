@@ -34,6 +34,8 @@ ENDED = {
     CanaryOutcome.ROLL_BACK: ("rolled back", BAD),
     CanaryOutcome.UNDECIDED: ("undecided", IDLE),
 }
+MUCH_EVIDENCE = 1_000_000
+"""E-values grow without end; beyond this their digits tell nothing more."""
 COLUMNS = (
     TableColumn("metric", "Metric"),
     TableColumn("compared", "Compared", "number"),
@@ -138,10 +140,15 @@ def _line(found: MetricEvidence) -> EvidenceLine:
         champion=shown(found.champion),
         challenger=shown(found.challenger),
         margin=shown(found.margin),
-        worse=f"{number(found.worse)} of {number(found.worse_needed)}",
-        within=f"{number(found.within)} of {number(found.within_needed)}",
+        worse=_evidence(found.worse, found.worse_needed),
+        within=_evidence(found.within, found.within_needed),
         more="–" if found.more is None else f"about {found.more:,}",
     )
+
+
+def _evidence(value: float, needed: float) -> str:
+    shown = number(value) if value < MUCH_EVIDENCE else f"over {MUCH_EVIDENCE:,}"
+    return f"{shown} of {number(needed)}"
 
 
 def _plots(found: CanaryProgress) -> tuple[EvidencePlot, ...]:

@@ -163,7 +163,10 @@ def endpoint_view(records: EndpointRecords, *, times: Times) -> EndpointView:
             ("sticky key", found.sticky or "–"),
             ("protected by", found.protected or "–"),
             ("routes changed", times.moment(found.changed_at)),
-            ("lookup", ", ".join(each.view for each in found.lookup.views) if found.lookup else "–"),
+            (
+                "lookup",
+                ", ".join(each.name or each.view for each in found.lookup.views) if found.lookup else "–",
+            ),
         ),
         stats=tuple(
             StatsLine(

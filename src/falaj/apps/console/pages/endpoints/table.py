@@ -20,7 +20,7 @@ COLUMNS = (
     TableColumn("model", "Model", sortable=True),
     TableColumn("split", "Traffic"),
     TableColumn("protected", "Protected by"),
-    TableColumn("changed", "Routes changed", "mono", sortable=True),
+    TableColumn("changed", "Routes changed", "time", sortable=True),
 )
 
 

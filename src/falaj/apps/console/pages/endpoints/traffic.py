@@ -20,6 +20,7 @@ from falaj.records.serving.statistics import ServerLoad, VersionLoad, percentile
 KEPT = 240
 """Samples that a chart shows; those before are forgotten."""
 SAMPLE_S = 2.5
+SINCE = "Of each version, since this page was opened."
 
 
 @dataclass(frozen=True)
@@ -153,9 +154,11 @@ class TrafficPanel:
         with ui.element("div").classes("columns"):
             with ui.element("section").classes("panel"):
                 ui.label("Throughput").classes("panel-title").props("role=heading aria-level=2")
+                ui.label(SINCE).classes("muted small")
                 self._throughput = chart(self._history.throughput(self._endpoint, colours), height_px=240)
             with ui.element("section").classes("panel"):
                 ui.label("Latency").classes("panel-title").props("role=heading aria-level=2")
+                ui.label(SINCE).classes("muted small")
                 self._latency = chart(self._history.latency(self._endpoint, colours), height_px=240)
 
         here, endpoint = self._context.workspace, self._endpoint

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -104,6 +105,8 @@ def _lookup_inputs(endpoint: DeployedEndpoint, version: ModelVersion | None) -> 
             found.setdefault(key, TryInput(key, kind, (1, 1), (key,)))
         prefix = view.name or view.view.rpartition("/")[2].partition("@")[0]
         looked_up |= {f"{prefix}__{feature}" for feature in view.features}
+    bare = Counter(feature for view in lookup.views for feature in view.features)
+    looked_up |= {feature for feature, views in bare.items() if views == 1}
     computed = {each.name for each in lookup.request_features}
     for of_version in lookup.versions:
         computed |= {each.name for each in of_version.request_features}
@@ -192,21 +195,24 @@ def draw_form(context: PageContext, endpoint: str, form: TryForm) -> None:
         ui.label("The versions do not say which inputs they take.").classes("muted")
         return
     fields: list[list[ui.input]] = []
-    for each in form.inputs:
-        ui.label(f"{each.name} ({each.datatype} {[*each.shape]})").classes("muted small wrap")
-        with ui.element("div").classes("toolbar"):
+    with ui.element("div").classes("form"):
+        for each in form.inputs:
+            if each.columns != (each.name,):
+                ui.label(f"{each.name}, {each.datatype} {[*each.shape]}").classes(
+                    "muted small wrap whole-row"
+                )
             default = (
                 "" if each.datatype is Datatype.BYTES else "false" if each.datatype is Datatype.BOOL else "0"
             )
-            names = each.columns or (each.name,)
             boxes = []
-            for name in names:
+            for name in each.columns or (each.name,):
                 text = default if each.columns else ", ".join([default] * each.values)
-                box = ui.input(name, value=text).props("dense outlined").style("width: 150px")
+                label = f"{name}, {each.datatype}" if each.columns == (each.name,) else name
+                box = ui.input(label, value=text).props("dense outlined")
                 box.props["data-input"] = name
-                boxes.append(box if each.columns else box.classes("grow"))
+                boxes.append(box if each.columns else box.classes("whole-row"))
             fields.append(boxes)
-    with ui.element("div").classes("toolbar"):
+    with ui.element("div").classes("toolbar gap-above"):
         choices = {"": "as routed", **{version: f"version {version}" for version in form.versions}}
         chosen = ui.select(choices, value="", label="Answered by").props("dense outlined").classes("chooser")
         send = ui.button("Send", icon="send").props("unelevated data-action=endpoints.infer")

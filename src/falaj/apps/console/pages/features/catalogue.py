@@ -24,7 +24,7 @@ COLUMNS = (
     TableColumn("online", "Online", sortable=True),
     TableColumn("ttl", "Time to live"),
     TableColumn("label", "Restriction"),
-    TableColumn("created", "Since", sortable=True),
+    TableColumn("created", "Since", "time", sortable=True),
 )
 SHOWN_FEATURES = 6
 

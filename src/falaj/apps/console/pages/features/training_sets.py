@@ -30,7 +30,7 @@ COLUMNS = (
     TableColumn("label", "Restriction"),
     TableColumn("created", "Made", sortable=True),
 )
-DEPTH = 8
+DEPTH = 6
 
 
 @dataclass(frozen=True)

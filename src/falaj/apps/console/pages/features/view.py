@@ -58,7 +58,7 @@ TABS = (
 )
 SHOWN_VERSIONS = 20
 RULE_CHARACTERS = 80
-DEPTH = 8
+DEPTH = 6
 READS = ("features.read", "features.scan", "features.training_set")
 """Operations by which rows of a view are read."""
 SEARCHED = 200

@@ -21,7 +21,7 @@ OUTCOMES = {"": "Any outcome", "done": "done", "denied": "denied", "failed": "fa
 SCOPES = {"here": "This workspace", "all": "The whole platform"}
 COLUMNS = (
     TableColumn("seq", "Entry", "link"),
-    TableColumn("at", "At", "mono"),
+    TableColumn("at", "At", "time"),
     TableColumn("caller", "Caller"),
     TableColumn("action", "Action", "mono"),
     TableColumn("outcome", "Outcome", "state"),

@@ -22,8 +22,8 @@ COLUMNS = (
     TableColumn("version", "Version", "number"),
     TableColumn("state", "State", "state"),
     TableColumn("root", "Wrapped by", "mono"),
-    TableColumn("created", "Created", "mono"),
-    TableColumn("destroyed", "Destroyed", "mono"),
+    TableColumn("created", "Created", "time"),
+    TableColumn("destroyed", "Destroyed", "time"),
 )
 
 

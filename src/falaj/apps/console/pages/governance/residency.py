@@ -44,7 +44,7 @@ RESTRICTED_COLUMNS = (
     TableColumn("own", "Where it comes from"),
 )
 REFUSED_COLUMNS = (
-    TableColumn("at", "At", "mono"),
+    TableColumn("at", "At", "time"),
     TableColumn("caller", "Caller"),
     TableColumn("action", "Action", "mono"),
     TableColumn("objects", "Objects", "mono"),

@@ -25,7 +25,7 @@ FOLLOW_S = 2.0
 COLUMNS = (
     TableColumn("type", "Event", "mono"),
     TableColumn("subject", "Of", "mono"),
-    TableColumn("at", "At", "mono"),
+    TableColumn("at", "At", "time"),
     TableColumn("attempts", "Attempts", "number"),
     TableColumn("error", "Error"),
 )

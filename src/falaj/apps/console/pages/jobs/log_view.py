@@ -66,7 +66,7 @@ class LogView:
         self._context, self._open_log = context, open_log
         self._lines, self._lock = LogLines(), threading.Lock()
         self._stop = threading.Event()
-        self._is_due = False
+        self._is_due, self._is_empty = False, True
         self.view = ui.log(max_lines=LINES).classes("log mono")
         self.view.props("role=log aria-label='Log' tabindex=0")
         self.note = ui.label("Waiting for the first line.").classes("muted small")
@@ -105,7 +105,9 @@ class LogView:
         with self._context.client:
             for line in lines:
                 self.view.push(line or " ")
+            self._is_empty = self._is_empty and not lines
             if ended is not None:
-                self.note.text = ended
+                self.note.text = f"{ended} It has no lines." if self._is_empty else ended
+                self.view.set_visibility(not self._is_empty)
             elif lines:
                 self.note.text = "Following."

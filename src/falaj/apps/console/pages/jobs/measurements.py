@@ -210,7 +210,6 @@ def draw_measurements(context: PageContext, view: MeasurementsView) -> None:
                     y_unit=plot.unit,
                     x_time=True,
                 )
-                options["yAxis"]["nameGap"] = 56
                 chart(options, height_px=260)
     if view.profile is not None:
         with _panel("Where the time of a step goes"):

@@ -33,7 +33,7 @@ COLUMNS = (
     TableColumn("queue", "Queue", sortable=True),
     TableColumn("asks", "Asks for"),
     TableColumn("progress", "Progress"),
-    TableColumn("submitted", "Submitted", "mono", sortable=True),
+    TableColumn("submitted", "Submitted", "time", sortable=True),
     TableColumn("took", "Ran", "number"),
     TableColumn("owner", "Owner", sortable=True),
     TableColumn("reason", "Why"),

@@ -21,7 +21,7 @@ COLUMNS = (
     TableColumn("aliases", "Aliases"),
     TableColumn("protected", "Protected"),
     TableColumn("changed", "Last alias moved", sortable=True),
-    TableColumn("created", "Since", sortable=True),
+    TableColumn("created", "Since", "time", sortable=True),
 )
 
 

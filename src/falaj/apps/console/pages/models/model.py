@@ -357,7 +357,7 @@ class ModelPage:
                 ui.link(
                     "Compare two versions",
                     self.context.href("models", view.name, "diff", before=str(older), after=str(newest)),
-                ).classes("choice gap-above inline")
+                ).classes("choice gap-above apart")
 
     def _page(self, reference: str, alias: str = "") -> str:
         return self.context.href("models", self.name, "versions", number_of(reference), alias=alias)

@@ -41,8 +41,8 @@ class MeasuredVariants:
     host: str
     metric: str
     higher_is_better: bool
-    points: tuple[tuple[str, float, float], ...]
-    """Name, latency in microseconds, and quality, of what has both."""
+    points: tuple[ParetoPoint, ...]
+    """Latency in microseconds and quality, of what has both."""
     rows: tuple[VariantRow, ...]
     reasons: tuple[tuple[str, str, str], ...]
     recommendation: str
@@ -70,13 +70,18 @@ def _measured(found: Optimization, reference: str, times: Times) -> MeasuredVari
         metric=LOSSES.get(metric, metric),
         higher_is_better=metric in HIGHER_IS_BETTER,
         points=tuple(
-            (each.name, each.latency_p50_us, float(f"{each.quality:.4g}"))  # as the table shows it
+            ParetoPoint(
+                each.name,
+                each.latency_p50_us,
+                float(f"{each.quality:.4g}"),  # as the table shows it
+                is_refused=each.verdict is OptimizationVerdict.REFUSED,
+            )
             for each in found.table
             if each.quality is not None
         ),
         rows=tuple(_row(each, found.currency) for each in found.table),
         reasons=tuple((each.recipe, each.verdict.value, each.reason) for each in found.report.variants),
-        recommendation="" if found.recommendation is None else found.recommendation.words,
+        recommendation="" if found.recommendation is None else f"Recommended: {found.recommendation.words}",
     )
 
 
@@ -108,7 +113,7 @@ def draw_variants(context: PageContext, view: VariantsView, model: str) -> None:
                 ui.label(each.recommendation).classes("strong wrap")
             if each.points:
                 options = pareto(
-                    [ParetoPoint(*point) for point in each.points],
+                    each.points,
                     palette(context.is_dark),
                     title=f"Latency and {each.metric} of the variants of {model}",
                     x_name="median latency of one row",

@@ -48,7 +48,7 @@ TABS = (
     ("variants", "Variants"),
     ("lineage", "Lineage"),
 )
-DEPTH = 16
+DEPTH = 8
 DEFAULT_ALIAS = "champion"
 
 

@@ -109,10 +109,16 @@ class MonitorView:
 
 
 def monitor_view(records: MonitorRecords, *, version: str, times: Times) -> MonitorView:
-    """Return what the page shows of a monitor and one of its versions; empty: the one that served last."""
+    """Return what the page shows of a monitor and one of its versions.
+
+    Empty: the one with an open alert, else the one that answers most requests, else the one that served last.
+    """
     found, windows = records.monitor, records.history.windows
     versions = tuple(dict.fromkeys(each.version for each in reversed(windows)))
-    shown = version if version in versions else next(iter(versions), "")
+    routes = records.endpoint.routes if records.endpoint else ()
+    wanted = [version, *(each.version for each in records.alerts if each.ended_at is None)]
+    wanted += [each.version for each in sorted(routes, key=lambda each: -each.weight)]
+    shown = next((each for each in (*wanted, *versions) if each in versions), "")
     endpoint = records.endpoint.name if records.endpoint else found.endpoint
     window, budget = found.window, found.budget
     size = [f"{window.rows:,} rows"] if window.rows else []
@@ -130,7 +136,7 @@ def monitor_view(records: MonitorRecords, *, version: str, times: Times) -> Moni
             ("last verdicts", verdict_words(found)),
             (
                 "waiting rows",
-                ", ".join(f"{each.waiting_rows:,} of {each.version}" for each in found.versions) or "–",
+                ", ".join(f"version {each.version}: {each.waiting_rows:,}" for each in found.versions) or "–",
             ),
         ),
         versions=versions,

@@ -32,7 +32,7 @@ COLUMNS = (
     TableColumn("verdicts", "Last verdicts"),
     TableColumn("rows", "Rows seen", "number"),
     TableColumn("reference", "Reference rows", "number"),
-    TableColumn("created", "Created", "mono", sortable=True),
+    TableColumn("created", "Created", "time", sortable=True),
 )
 VERDICTS = {DriftVerdict.DRIFT: "drift", DriftVerdict.NONE: "no drift", DriftVerdict.TOO_FEW: "too few rows"}
 ALERT_TONES = {AlertState.OPEN: BAD, AlertState.ACKNOWLEDGED: WAITING, AlertState.ENDED: GOOD}
@@ -206,7 +206,7 @@ def draw_alerts(
                 ui.label(each.words).classes("wrap")
                 ui.label(each.detail).classes("muted small wrap")
                 for words in each.triggered:
-                    with ui.row().style("gap: 6px; align-items: center"):
+                    with ui.row().style("gap: 6px; align-items: flex-start; flex-wrap: nowrap"):
                         ui.icon("bolt").props("aria-hidden=true")
                         ui.link(words, context.href("pipelines")).classes("small wrap")
             if each.can_acknowledge:

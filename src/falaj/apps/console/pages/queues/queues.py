@@ -48,7 +48,7 @@ WAITING_COLUMNS = (
     TableColumn("name", "Job", "link"),
     TableColumn("queue", "Queue"),
     TableColumn("asks", "Asks for"),
-    TableColumn("since", "Waits since", "mono"),
+    TableColumn("since", "Waits since", "time"),
     TableColumn("reason", "Why"),
 )
 

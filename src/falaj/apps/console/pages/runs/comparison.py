@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -17,7 +18,7 @@ from falaj.apps.console.components.tables import TableColumn, TableRow, data_tab
 from falaj.apps.console.page import ConsolePage, PageContext
 from falaj.apps.console.pages.runs.curves import FOLLOW_S, SYSTEM, CurvePanel, CurveQuery
 from falaj.apps.console.times import Times, duration, number
-from falaj.records.tracking import INT64_MAX, INT64_MIN, ListedRun, MetricCurve, RunDetails
+from falaj.records.tracking import INT64_MAX, INT64_MIN, ListedRun, MetricCurve, Run, RunDetails
 from falaj.records.tuning import default_direction
 from falaj.sdk.platform import Platform
 
@@ -78,13 +79,14 @@ def comparison_view(
     differing = [row.name for row in compared if row.differs]
     own = [key for key in metric_keys if not key.startswith(SYSTEM)]
     axes = [axis_of(key, [each.get(key) for each in params]) for key in differing]
+    axes = [each for each in axes if len({*each.values} - {None}) > 1]  # one value and gaps tell nothing
     axes = axes[: MOST_DIMENSIONS - min(len(own), 4)]
     measured = [
         axis_of(key, [_number(each.get(key)) for each in metrics])
         for key in own[: MOST_DIMENSIONS - len(axes)]
     ]
     return ComparisonView(
-        runs=tuple((details.run.id, details.run.name) for details in found),
+        runs=distinct_names([details.run for details in found], times),
         facts=(
             _row("status", [str(details.run.status) for details in found]),
             _row("started", [times.moment(details.run.started_at) for details in found]),
@@ -97,6 +99,20 @@ def comparison_view(
         axes=(*axes, *measured) if len(found) > 1 else (),
         coloured_by=len(axes) if measured else None,
         is_running=any(not details.run.status.ended for details in found),
+    )
+
+
+def distinct_names(runs: Sequence[Run], times: Times) -> tuple[tuple[str, str], ...]:
+    """Return ids and names; runs of the same name are told apart by when they started, or else by their ids."""
+    marks = [("", times.clock(run.started_at), times.moment(run.started_at), run.id) for run in runs]
+    named = [
+        [f"{run.name} ({mark})" if mark else run.name for mark in of_run]
+        for run, of_run in zip(runs, marks, strict=True)
+    ]
+    seen = Counter(name for names in named for name in names)
+    return tuple(
+        (run.id, next((name for name in names if seen[name] == 1), names[-1]))
+        for run, names in zip(runs, named, strict=True)
     )
 
 
@@ -288,7 +304,7 @@ def draw_parallel(context: PageContext, axes: Sequence[Axis], coloured_by: int |
             title=f"Parallel coordinates of {what}: {', '.join(axis.name for axis in axes)}",
             coloured_by=coloured_by,
         )
-        chart(options, height_px=340).style(f"min-width: {110 * len(axes)}px")
+        chart(options, height_px=340).style(f"min-width: {80 * len(axes)}px")
 
 
 def _heading(words: str) -> None:

@@ -104,7 +104,9 @@ def curve_charts(
             _milliseconds(point.timestamp) if query.x_axis == "time" else float(point.step)
             for point in each.points
         )
-        curve = Curve(words, xs, tuple(point.value for point in each.points))
+        is_compared = len(names) > 1 and not several[metric_group(each.key)]
+        number = [*names].index(each.run) if is_compared and each.run in names else None
+        curve = Curve(words, xs, tuple(point.value for point in each.points), number)
         groups.setdefault(metric_group(each.key), []).append((curve, each.total))
     return tuple(
         CurveChart(title, unit, tuple(curve for curve, _ in members), sum(total for _, total in members))

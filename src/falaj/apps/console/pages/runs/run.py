@@ -350,8 +350,9 @@ class RunPage:
                 with ui.element("dl").classes("facts"):
                     for each in view.facts:
                         fact(each.name, each.value, mono=each.name == "id")
-                for link in view.links:
-                    ui.link(link.words, self.context.href(*link.target)).classes("wrap")
+                with ui.element("div").classes("toolbar gap-above"):
+                    for link in view.links:
+                        ui.link(link.words, self.context.href(*link.target)).classes("wrap")
             with _panel(f"Parameters ({len(view.params)})"):
                 if not view.params:
                     empty_state("No parameter was logged.", command='run.log_params({"lr": 0.1})')

@@ -107,7 +107,7 @@ def runs_view(
         TableColumn("experiment", "Experiment"),
         *(TableColumn(f"m{at}", key, "number", sortable=True) for at, key in enumerate(metrics)),
         *(TableColumn(f"p{at}", key, sortable=True) for at, key in enumerate(query.params)),
-        TableColumn("started", "Started", "mono", sortable=True),
+        TableColumn("started", "Started", "time", sortable=True),
         TableColumn("took", "Duration", "number"),
     )
     column_of = {key: column for column, key in sort_keys.items()}

@@ -17,7 +17,7 @@ from falaj.apps.console.components.tables import TableColumn, TableRow, data_tab
 from falaj.apps.console.page import ConsolePage, PageContext
 from falaj.apps.console.pages.runs.comparison import Axis, axis_of, draw_parallel
 from falaj.apps.console.times import Times, number
-from falaj.records.tuning import Objective, Study, StudyTrial, TrialState, spell
+from falaj.records.tuning import Choice, Objective, Study, StudyTrial, TrialState, spell
 from falaj.sdk.platform import Platform
 
 FOLLOW_S = 2.0
@@ -106,10 +106,14 @@ def _line(trial: StudyTrial, names: Sequence[str]) -> TrialLine:
         number=trial.number,
         state=str(trial.state),
         values=tuple(number(value) for value in trial.values),
-        params=tuple(spell(trial.params[name]) if name in trial.params else "–" for name in names),
+        params=tuple(_value(trial.params[name]) if name in trial.params else "–" for name in names),
         run=trial.run or "",
         reason=trial.reason or "",
     )
+
+
+def _value(value: Choice) -> str:
+    return number(value) if isinstance(value, float) else spell(value)
 
 
 def _best_so_far(complete: Sequence[StudyTrial], objective: Objective) -> tuple[tuple[int, float], ...]:

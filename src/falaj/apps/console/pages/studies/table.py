@@ -22,7 +22,7 @@ COLUMNS = (
     TableColumn("best", "Best", "number"),
     TableColumn("metric", "Metric"),
     TableColumn("sampler", "Sampler"),
-    TableColumn("created", "Created", "mono", sortable=True),
+    TableColumn("created", "Created", "time", sortable=True),
 )
 
 
