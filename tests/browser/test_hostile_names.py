@@ -10,13 +10,14 @@ from urllib.parse import quote, urlsplit
 import pytest
 
 from console_data import HOSTILE_CARD, make_features, make_pipeline, make_version
+from console_pictures import IS_DRAWN, OVER_PX, WIDTHS, window_size
 from consoles import RunningConsole
 from falaj.apps.console.application import find_pages
 from falaj.errors import FalajError
 from falaj.records.tracking import DatasetInput, MetricPoint
 
 if TYPE_CHECKING:
-    from playwright.sync_api import BrowserContext
+    from playwright.sync_api import Page
 
 pytestmark = pytest.mark.slow
 IMAGE = "<img src=x onerror=window.harmed=1>"
@@ -131,9 +132,8 @@ def addresses(ids: dict[str, str]) -> list[str]:
     ]
 
 
-def test_nothing_of_strangers_runs_on_any_page(console: RunningConsole, owner: BrowserContext) -> None:
+def test_nothing_of_strangers_runs_on_any_page(console: RunningConsole, page: Page) -> None:
     ids = fill(console)
-    page = owner.new_page()
     own, asked, dialogs = urlsplit(console.url).netloc, set[str](), list[str]()
     page.on("request", lambda request: asked.add(urlsplit(request.url).netloc))
     page.on("dialog", lambda dialog: (dialogs.append(dialog.message), dialog.dismiss()))
@@ -144,8 +144,12 @@ def test_nothing_of_strangers_runs_on_any_page(console: RunningConsole, owner: B
         page.wait_for_function("window.did_handshake")
         page.locator("main *").first.wait_for()
         assert page.evaluate("window.harmed") is None, address
-        over = page.evaluate("document.documentElement.scrollWidth - window.innerWidth")
-        wide += [f"{address}: {over}"] if over > 0 else []
+        assert page.evaluate("Object.keys(Object.prototype)") == [], address
+        for width in WIDTHS:
+            page.set_viewport_size(window_size(width))
+            page.wait_for_function(IS_DRAWN)
+            over = page.evaluate(OVER_PX)
+            wide += [f"{address}: {over} ({width})"] if over > 0 else []
 
     assert {each for each in asked if each} == {own}
     assert (dialogs, wide) == ([], [])

@@ -11,7 +11,7 @@ from falaj.apps.console.charts.bars import Bar, bar_chart, histogram_pair
 from falaj.apps.console.charts.graphs import GraphNode, ParetoPoint, front, graph, layered, pareto
 from falaj.apps.console.charts.grids import GanttBar, gantt, heat_map
 from falaj.apps.console.charts.lines import Curve, line_chart, smoothed
-from falaj.apps.console.charts.options import require_plain
+from falaj.apps.console.charts.options import given_text, plain_options
 from falaj.apps.console.charts.palette import DARK, LIGHT, Palette, series_style
 
 BOTH = pytest.mark.parametrize("colours", [LIGHT, DARK])
@@ -137,6 +137,20 @@ def test_a_refused_candidate_is_drawn_and_not_on_the_front() -> None:
 def test_names_never_become_keys_that_the_framework_runs() -> None:
     hostile = ":onclick"
 
-    require_plain(graph([GraphNode("a", hostile, hostile)], [], LIGHT, title=hostile))
+    plain_options(graph([GraphNode("a", hostile, hostile)], [], LIGHT, title=hostile))
     with pytest.raises(ValueError, match="names belong in values"):
-        require_plain({"series": [{"data": [{hostile: "alert(1)"}]}]})
+        plain_options({"series": [{"data": [{hostile: "alert(1)"}]}]})
+
+
+@pytest.mark.parametrize("name", ["__proto__", "constructor", "toString", "a __proto__\n__proto__ b"])
+def test_no_text_of_a_chart_names_what_objects_inherit(name: str) -> None:
+    options = line_chart([Curve(name, (1.0,), (2.0,))], LIGHT, title=name, y_name=name)
+
+    drawn = plain_options(options)
+
+    shown = json.dumps(drawn)
+    assert "__proto__" not in shown
+    assert '"constructor"' not in shown
+    assert '"toString"' not in shown
+    assert given_text(drawn["series"][0]["name"]) == name
+    assert drawn["series"][0]["data"] == [[1.0, 2.0]]

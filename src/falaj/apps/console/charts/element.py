@@ -7,7 +7,7 @@ from typing import Any
 
 from nicegui import events, ui
 
-from falaj.apps.console.charts.options import Options, require_plain
+from falaj.apps.console.charts.options import Options, given_text, plain_options
 
 
 def chart(
@@ -18,9 +18,12 @@ def chart(
     if on_click is not None:
 
         def clicked(event: events.EChartPointClickEventArguments) -> None:
-            on_click(event.data if isinstance(event.data, dict) else {"value": event.data})
+            data = event.data if isinstance(event.data, dict) else {"value": event.data}
+            on_click(
+                {key: given_text(value) if isinstance(value, str) else value for key, value in data.items()}
+            )
 
-    element = ui.echart(require_plain(options), on_point_click=clicked)
+    element = ui.echart(plain_options(options), on_point_click=clicked)
     element.classes("chart").style(f"height: {height_px}px").props["role"] = "img"
     element.props["aria-label"] = options["aria"]["label"]["description"]
     return element
@@ -29,5 +32,5 @@ def chart(
 def replace_chart(element: ui.echart, options: Options) -> None:
     """Show other options in a chart that is drawn already: faster than a new one, and the zoom stays."""
     element.options.clear()
-    element.options.update(require_plain(options))
+    element.options.update(plain_options(options))
     element.update()

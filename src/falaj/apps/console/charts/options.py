@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any, Literal
 
 from falaj.apps.console.charts.palette import Palette
+
+WORD_JOINER = "\u2060"
+"""A character that is not seen, and where no line is broken."""
+INHERITED = re.compile(
+    "__(?:proto|defineGetter|defineSetter|lookupGetter|lookupSetter)__|constructor|hasOwnProperty"
+    "|isPrototypeOf|propertyIsEnumerable|toLocaleString|toString|valueOf"
+)
+"""What every object of JavaScript inherits; in any part of a text, since texts are measured by words and lines."""
 
 Options = dict[str, Any]
 Scale = Literal["linear", "log"]
@@ -99,18 +108,29 @@ def axis(
     return found
 
 
-def require_plain(options: Any) -> Any:
-    """Return `options` if no key of them begins with a colon: the framework would run its value as a script.
+def plain_options(options: Any) -> Any:
+    """Return `options` with texts that are safe to draw, if no key of them begins with a colon.
 
-    Names that people chose stand in values only.
+    The framework would run the value of such a key as a script: names that people chose stand in values only. And the
+    chart library remembers the widths of texts in objects that have a prototype: drawing "__proto__" would change it.
     """
     if isinstance(options, dict):
-        for key, value in options.items():
+        for key in options:
             if not isinstance(key, str) or key.startswith(":"):
                 raise ValueError(f"a chart has the key {key!r}; names belong in values")
-            require_plain(value)
-    elif isinstance(options, (list, tuple)):
-        for value in options:
-            if isinstance(value, (dict, list, tuple)):
-                require_plain(value)
-    return options
+        return {key: plain_options(value) for key, value in options.items()}
+    if isinstance(options, (list, tuple)):
+        return [
+            plain_options(value) if isinstance(value, (dict, list, tuple, str)) else value
+            for value in options
+        ]
+    return INHERITED.sub(_interrupt, options) if isinstance(options, str) else options
+
+
+def _interrupt(found: re.Match[str]) -> str:
+    return found[0][0] + WORD_JOINER + found[0][1:]
+
+
+def given_text(drawn: str) -> str:
+    """Return the text that `plain_options` was given."""
+    return drawn.replace(WORD_JOINER, "")
