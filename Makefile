@@ -9,7 +9,7 @@ ARGS ?=
 KEEP ?=
 NAME ?=
 WORKERS ?= 4
-SLOW_WORKERS ?= 3
+SLOW_WORKERS ?= 4
 PYTEST = PYTHONHASHSEED=0 $(BIN)/python -m pytest --dist worksteal --durations=10
 NONE_FOUND_IS_FINE = $(if $(ARGS),|| [ $$? = 5 ])
 TESTS ?= tests/frameworks
