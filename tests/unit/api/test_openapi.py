@@ -7,6 +7,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 import pytest
+import requests
 import schemathesis
 from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
@@ -36,6 +37,8 @@ EXCLUDED = dict.fromkeys(
     "503 is right where no model server runs",
 )
 """Operations that the fuzzer leaves out, and why. The users and keys that it removes are its own."""
+ENDLESS = ("GET /api/v1/events/watch", "POST /api/v1/events/watch")
+"""Their answers have no end: only the beginning is read."""
 
 CHECKS = [
     not_a_server_error,
@@ -181,9 +184,19 @@ def test_the_api_conforms_to_the_document(
                         given_values[name] = data.draw(st.sampled_from(values))
         assume(len(urlencode(case.query or {}, doseq=True)) < LONGEST_URL)
         headers = {"Authorization": f"Bearer {served.admin}"}
-        case.call_and_validate(base_url=served.url, headers=headers, checks=CHECKS)
+        if label in ENDLESS:
+            assert status_of(case, served.url, headers) in operation.definition.raw["responses"]
+        else:
+            case.call_and_validate(base_url=served.url, headers=headers, checks=CHECKS)
 
     hold()
+
+
+def status_of(case: Any, url: str, headers: dict[str, str]) -> str:
+    """Return the status of the answer to a request, without reading the answer."""
+    asked = case.as_transport_kwargs(base_url=url, headers=headers)
+    with requests.request(**asked, stream=True, timeout=60) as answer:
+        return str(answer.status_code)
 
 
 def name_of(operation: Any) -> str:
