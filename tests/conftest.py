@@ -211,7 +211,8 @@ class S3Server:
         import httpx
 
         name = f"falaj-{next(self.numbers)}"
-        httpx.put(f"{self.endpoint}/{name}").raise_for_status()
+        # The first request loads the S3 of moto.
+        httpx.put(f"{self.endpoint}/{name}", timeout=60).raise_for_status()
         return name
 
 

@@ -179,20 +179,39 @@ def test_a_run_in_this_process_has_a_memory_limit_too_and_keeps_nothing() -> Non
 # -------------------------------------------------------------------------------------------- workers
 
 
-def test_a_worker_that_was_killed_is_started_again() -> None:
+def test_a_worker_that_was_killed_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
     before = workers_now()
     engine = open_model(ServedFile(model="m", version="1"), counting().SerializeToString())
+    assert isinstance(engine, workers.WorkerEngine)
     try:
         (worker,) = workers_now() - before
-        os.kill(worker, signal.SIGKILL)
-
-        with pytest.raises(Unavailable, match="started again"):
-            engine.run([np.array([3])])
+        assert engine._worker is not None
+        with monkeypatch.context() as unnoticed:
+            unnoticed.setattr(engine._worker.process, "poll", lambda: None)
+            os.kill(worker, signal.SIGKILL)
+            with pytest.raises(Unavailable, match="started again"):
+                engine.run([np.array([3])])
 
         assert engine.run([np.array([3])])[0].tolist() == [3]
     finally:
         engine.close()
     assert workers_now() == before
+
+
+def test_a_worker_whose_end_was_noticed_is_started_again_without_an_error() -> None:
+    before = workers_now()
+    engine = open_model(ServedFile(model="m", version="1"), counting().SerializeToString())
+    assert isinstance(engine, workers.WorkerEngine)
+    try:
+        (worker,) = workers_now() - before
+        assert engine._worker is not None
+        process = engine._worker.process
+        os.kill(worker, signal.SIGKILL)
+        eventually(lambda: process.poll() is not None)
+
+        assert engine.run([np.array([3])])[0].tolist() == [3]
+    finally:
+        engine.close()
 
 
 @pytest.mark.slow
