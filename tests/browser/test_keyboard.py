@@ -84,14 +84,20 @@ def dark(console: RunningConsole) -> Iterator[BrowserContext]:
 def require_reached(page: Page) -> None:
     """Press Tab until all is reached: every control must have the focus once, and look otherwise then."""
     page.evaluate(STILL)
-    found = page.evaluate(CONTROLS)
-    focused, blurred = dict[int, str](), dict[int, str]()
-    for _ in range(len(found["wanted"]) + 10):
-        page.keyboard.press("Tab")
-        at, look, before, look_before = page.evaluate(STEP)
-        focused |= {} if at is None else {int(at): look}
-        blurred |= {} if before in (None, at) else {int(before): look_before}
-    wanted = found["wanted"]
+    while True:
+        found = page.evaluate(CONTROLS)
+        focused, blurred = dict[int, str](), dict[int, str]()
+        for _ in range(len(found["wanted"]) + 10):
+            page.keyboard.press("Tab")
+            at, look, before, look_before = page.evaluate(STEP)
+            focused |= {} if at is None else {int(at): look}
+            blurred |= {} if before in (None, at) else {int(before): look_before}
+        wanted = found["wanted"]
+        if page.locator("[data-at]").count() == len(wanted):  # else a part was drawn again meanwhile
+            break
+        page.evaluate(
+            "document.querySelectorAll('[data-at]').forEach(e => { delete e.dataset.at; e.blur(); })"
+        )
     assert {
         "not reached": [words for at, words in enumerate(wanted) if at not in focused],
         "mouse only": found["mouseOnly"],

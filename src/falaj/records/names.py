@@ -88,7 +88,7 @@ ActionPattern = Annotated[
 Reference = Annotated[
     str,
     TextRule(
-        rf"(?!.*\.\.)({_WORD}/)?([a-z_]+:)?{_WORD}(@[a-z0-9.]{{1,64}})?",
+        rf"(?!.*\.\.)({_WORD}/)?([a-z][a-z_]*:)?{_WORD}(@[a-z0-9.]{{1,64}})?",
         f"a reference is an id, a name or workspace/name; a name is {NAME_RULE}",
         limit=320,
     ),

@@ -11,7 +11,7 @@ import pytest
 from falaj.assembly.home import open_home
 from falaj.assembly.platform import assemble
 from falaj.control import lease
-from falaj.errors import ConfigInvalid, Conflict, Damaged, FalajError, KeyUnavailable, NotFound
+from falaj.errors import ConfigInvalid, Conflict, Damaged, FalajError, InvalidInput, KeyUnavailable, NotFound
 from falaj.governance.audit.witness import append_line
 from falaj.governance.operations.caller import acting_as, once
 from falaj.records.governance.identity import Role
@@ -169,3 +169,13 @@ def test_a_torn_line_of_the_witness_is_cut_off(tmp_path: Path) -> None:
         append_line(file, '{"next": 2}')
 
     assert witness.read_text() == '{"whole": 1}\n{"next": 2}\n'
+
+
+@pytest.mark.parametrize("reference", ["_:x", "default/__:x@1"])
+def test_a_kind_of_underscores_alone_is_refused_and_not_an_internal_error(
+    light_platform: OwnPlatform, reference: str
+) -> None:
+    with pytest.raises(InvalidInput):
+        light_platform.objects.show(reference)
+    with pytest.raises(NotFound):
+        light_platform.objects.show(reference.replace("_:", "a_:", 1).replace("_a", "a"))
