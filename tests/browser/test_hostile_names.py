@@ -9,6 +9,7 @@ from urllib.parse import quote, urlsplit
 
 import pytest
 
+import falaj as fj
 from console_data import HOSTILE_CARD, make_features, make_pipeline, make_version
 from console_pictures import IS_DRAWN, OVER_PX, WIDTHS, window_size
 from consoles import RunningConsole
@@ -92,6 +93,13 @@ def fill(console: RunningConsole) -> dict[str, str]:
     make_pipeline(p, "hostile", model="hostile", view="hostile-calls")
     fields.put(lambda text: p.models.update("hostile", description=text))
     fields.put(lambda text: p.models.update("hostile", description=text), DOCUMENT)
+    with fj.connect(console.api, token=console.person("hostile-approver", "approver")) as approver:
+        fields.put(
+            lambda text: approver.models.approve("hostile@1", alias="champion", comment=text),
+            *HOSTILE,
+            DOCUMENT,
+        )
+    assert p.models.approvals("hostile@1", alias="champion").items
     for make in (p.queues.set, p.groups.create, p.users.create, p.workspaces.create):
         fields.put(lambda text, make=make: make(text), IMAGE, "__proto__", "constructor")  # type: ignore[misc]
     fields.put(lambda text: p.webhooks.create("hostile", f"https://evil.example/{text}"))
