@@ -1,7 +1,8 @@
 """Checks that need an NVIDIA GPU, each in its own process.
 
-Needs torch and a GPU: `PYTHONPATH=src python benchmarks/gpu_checks.py [NAME …]`. It prints a line for each check, and
-exits with 1 if one failed. A transcript is in results/gpu_checks.txt.
+Needs torch and a GPU: `PYTHONPATH=src python benchmarks/gpu_checks.py [NAME …]`; the batch prediction needs Falaj's
+dependencies as well, installed where its process finds them. It prints a line for each check, and exits with 1 if one
+failed. A transcript is in results/gpu_checks.txt.
 """
 
 from __future__ import annotations
