@@ -114,6 +114,25 @@ def started_console(folder: Path, browser: Browser) -> Iterator[RunningConsole]:
                     os.kill(pid, signal.SIGKILL)
 
 
+def press(button: Locator, *, until: Locator) -> None:
+    """Press a button until what it shows is seen: a press that meets a redraw of its part of the page is lost."""
+    from playwright.sync_api import TimeoutError as NotSeen
+
+    for _ in range(4):
+        button.click()
+        with suppress(NotSeen):
+            until.wait_for(timeout=7_000)
+            return
+    until.wait_for()
+
+
+def confirm(button: Locator, label: str) -> None:
+    """Press a button, and the one named `label` in the dialog that asks first."""
+    agree = button.page.locator(".q-dialog").get_by_role("button", name=label)
+    press(button, until=agree)
+    agree.click()
+
+
 def shows(locator: Locator, *texts: str) -> None:
     """Wait until the elements show these texts, also across a reload of the page."""
     from playwright.sync_api import expect

@@ -9,7 +9,7 @@ import pytest
 
 import falaj as fj
 from console_run_data import infer, serve, watch
-from consoles import RunningConsole
+from consoles import RunningConsole, confirm, press
 from falaj.errors import FalajError
 from falaj.records.serving.endpoints import Route
 from polling import eventually
@@ -60,8 +60,7 @@ def test_a_split_shows_the_evidence_and_is_rolled_back(
     page.goto(f"/w/default/endpoints/{served}")
     page.get_by_text("Comparison (no canary is under way): version 2 beside version 1").wait_for()
 
-    page.get_by_role("button", name="Roll back").click()
-    page.get_by_text("100 % to version 1").first.wait_for()
+    press(page.get_by_role("button", name="Roll back"), until=page.get_by_text("100 % to version 1").first)
     page.locator(".q-dialog").get_by_role("button", name="Roll back").click()
 
     eventually(lambda: len(console.platform.endpoints.show(served).routes) == 1, within=30)
@@ -91,6 +90,5 @@ def test_a_monitor_shows_drift_values_and_its_alert(console: RunningConsole, pag
     label = page.locator("[data-part=histogram] .chart").get_attribute("aria-label")
     assert label == "Values of wind in the reference and now"
     page.get_by_role("row", name="distance drift").wait_for()
-    page.locator("[data-action='monitoring.acknowledge']").click()
-    page.locator(".q-dialog").get_by_role("button", name="Acknowledge").click()
+    confirm(page.locator("[data-action='monitoring.acknowledge']"), "Acknowledge")
     page.locator(".badge", has_text="acknowledged").wait_for()

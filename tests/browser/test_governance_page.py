@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import falaj as fj
-from consoles import RunningConsole
+from consoles import RunningConsole, confirm
 from falaj.errors import Denied
 
 if TYPE_CHECKING:
@@ -111,8 +111,7 @@ def test_a_token_is_issued_shown_once_and_revoked(console: RunningConsole, page:
     dialog.wait_for(state="detached")
     assert secret not in page.content()
     line = page.locator("[data-part=token]", has_text=HOSTILE)
-    line.get_by_role("button", name="Revoke").click()
-    page.locator(".q-dialog").get_by_role("button", name="Revoke").click()
+    confirm(line.get_by_role("button", name="Revoke"), "Revoke")
 
     line.get_by_text("revoked").wait_for()
     assert page.title() == "Tokens · Falaj"
@@ -129,8 +128,7 @@ def test_people_are_made_granted_and_disabled(console: RunningConsole, page: Pag
     line.get_by_role("button", name="Grant").click()
     page.locator(".q-menu .q-item", has_text="approver").click()
     line.locator(".chip", has_text="approver").wait_for()
-    line.get_by_role("button", name="Disable").click()
-    page.locator(".q-dialog").get_by_role("button", name="Disable").click()
+    confirm(line.get_by_role("button", name="Disable"), "Disable")
 
     line.get_by_text("disabled").wait_for()
     assert console.platform.users.show("new-person").disabled

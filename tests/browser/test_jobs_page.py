@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import falaj as fj
-from consoles import RunningConsole
+from consoles import RunningConsole, press
 from falaj.errors import Denied
 from falaj.records.scheduling.snapshot import Quota
 
@@ -109,8 +109,7 @@ def test_a_log_grows_and_the_job_can_be_cancelled_and_retried(
     page.goto(f"/w/default/jobs/{job.id}")
 
     page.locator(".log").get_by_text("tick 3 <script>").wait_for(timeout=60_000)
-    page.locator("[data-action='jobs.cancel']").click()
-    page.get_by_text("asked to end").wait_for()
+    press(page.locator("[data-action='jobs.cancel']"), until=page.get_by_text("asked to end"))
     page.get_by_label("Reason (optional)").fill(HOSTILE)
     page.locator(".q-dialog").get_by_role("button", name="Cancel job").click()
 

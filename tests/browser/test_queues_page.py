@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import falaj as fj
-from consoles import RunningConsole
+from consoles import RunningConsole, press
 from falaj.errors import Denied
 from falaj.records.scheduling.snapshot import Quota
 
@@ -53,7 +53,7 @@ def test_a_what_if_is_asked_by_a_form_and_answered_on_the_page(
 def test_a_budget_is_set_on_the_page(console: RunningConsole, page: Page) -> None:
     page.goto("/w/default/queues")
 
-    page.locator("[data-action='queues.set_budget']").click()
+    press(page.locator("[data-action='queues.set_budget']"), until=page.get_by_label("GPU-hours"))
     page.get_by_label("GPU-hours").fill("750")
     page.locator(".q-dialog").get_by_role("button", name="Set").click()
 

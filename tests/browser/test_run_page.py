@@ -8,7 +8,7 @@ import pytest
 
 import falaj as fj
 from console_run_data import HOSTILE, log_run
-from consoles import RunningConsole
+from consoles import RunningConsole, press
 from falaj.errors import FalajError
 from falaj.records.tracking import MetricPoint
 
@@ -92,8 +92,8 @@ def test_a_run_is_tagged_deleted_and_restored(console: RunningConsole, page: Pag
     page.get_by_label("Value", exact=True).fill("yes")
     page.get_by_role("button", name="Set").click()
     page.get_by_label("Delete the tag reviewed").wait_for()
-    page.locator("[data-action='runs.delete']").click()
-    page.get_by_text("It can be restored until then").wait_for()
+    asked = page.get_by_text("It can be restored until then")
+    press(page.locator("[data-action='runs.delete']"), until=asked)
     page.locator(".q-dialog").get_by_role("button", name="Delete").click()
     page.locator("[data-action='runs.restore']").click()
     page.locator("[data-action='runs.delete']").wait_for()
