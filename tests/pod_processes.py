@@ -73,6 +73,9 @@ class ProcessCluster:
     def is_current(self) -> bool:
         return True
 
+    def lacks_room(self) -> bool:
+        return False
+
     def pods(self, attempt: str) -> list[Any]:
         from falaj.drivers.kubernetes.pod_status import pod_facts
 

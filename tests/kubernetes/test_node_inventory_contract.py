@@ -10,7 +10,9 @@ import pytest
 
 from cluster_testbed import ClusterTestbed
 from falaj.drivers.kubernetes.nodes import KubernetesNodes
+from falaj.ports.machine.hardware import NodeFacts
 from falaj.records.config import KubernetesConfig
+from falaj.records.scheduling.snapshot import HeldByOthers
 from pod_jobs import idle_pod
 from polling import eventually
 from test_launcher_contract import loaded
@@ -29,6 +31,12 @@ def inventory(cluster: ClusterTestbed) -> Iterator[KubernetesNodes]:
     try:
         with closing(KubernetesNodes(config, home="contract")) as made:
             eventually(lambda: any(each.others for each in made.nodes()), within=30)
+            eventually(lambda: any(has_free_cpus(each) for each in made.nodes()), within=60)
             yield made
     finally:
         cluster.kubectl("delete", "pod", "inventory-contract", "--namespace", "default", "--wait=false")
+
+
+def has_free_cpus(node: NodeFacts) -> bool:
+    """Tell whether the pods of the tests before have left CPUs of a node."""
+    return node.cpus > (node.others or HeldByOthers()).cpus

@@ -205,9 +205,9 @@ def launch(account: PlatformAccount, folder: Path, right: Right) -> FalajError |
         )
         created = launcher._attempt(given.attempt).created_file
         try:
-            launcher.start(given)
+            start(launcher, given)
             created.unlink()  # as if it had been killed before that was written
-            launcher.start(given)
+            start(launcher, given)
             cluster.explain(object_name(given.attempt), namespace=namespaces.ensure_for(WORKSPACE))
             launcher.sweep(lambda attempt: True)
             created.unlink()
@@ -215,6 +215,21 @@ def launch(account: PlatformAccount, folder: Path, right: Right) -> FalajError |
         except FalajError as error:
             return error
     return None
+
+
+def start(launcher: KubernetesLauncher, given: Launch) -> None:
+    """Start an attempt; again while a webhook has not seen what was created for it, as the platform does later."""
+
+    def is_seen() -> bool:
+        try:
+            launcher.start(given)
+        except Unavailable as error:
+            if "has not seen" not in error.message:
+                raise
+            return False
+        return True
+
+    eventually(is_seen, within=20, every=0.5)
 
 
 def keep_queue(account: PlatformAccount, folder: Path, right: Right) -> FalajError | None:

@@ -89,6 +89,9 @@ class FakeCluster:
     def is_current(self) -> bool:
         return self.current
 
+    def lacks_room(self) -> bool:
+        return False
+
 
 class FakeNamespaces:
     """Namespaces that are there; `asked` are the workspaces that they were made for, `forgotten` what was deleted."""

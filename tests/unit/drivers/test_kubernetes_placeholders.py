@@ -36,6 +36,10 @@ class FakeCluster:
         self.jobs: dict[tuple[str, str], Any] = {}
         self.requests: list[str] = []
         self.refuses = ""
+        self.is_full = False
+
+    def lacks_room(self) -> bool:
+        return self.is_full
 
     def create(self, manifest: Any) -> Any:
         name, namespace = manifest["metadata"]["name"], manifest["metadata"]["namespace"]
@@ -95,6 +99,19 @@ def test_they_are_made_once_and_removed_when_nobody_wants_them(cluster: FakeClus
 
     assert cluster.requests[3:] == [f"delete {name_for('job_1')}"]
     assert cluster.jobs == {}
+
+
+def test_there_are_none_while_a_job_that_was_placed_finds_no_room(cluster: FakeCluster) -> None:
+    kept = keeper(cluster)
+    kept.keep([TWO])
+
+    cluster.is_full = True
+    kept.keep([TWO])
+    assert cluster.jobs == {}
+    cluster.is_full = False
+    kept.keep([TWO])
+
+    assert list(cluster.jobs) == [("falaj-risk", name_for("job_1"))]
 
 
 def test_what_an_earlier_controller_left_is_removed_and_what_others_deleted_is_made_again(

@@ -76,6 +76,10 @@ class PodCluster(Protocol):
         """Return the pods of an attempt as last known; none before pods were listed for the first time."""
         ...
 
+    def lacks_room(self) -> bool:
+        """Return whether the cluster finds no node for a pod of an attempt, as last known."""
+        ...
+
     def is_current(self) -> bool:
         """Return whether the pods are those of now: the watch has not ended."""
         ...
@@ -196,6 +200,10 @@ class ApiCluster:
                 by_attempt.setdefault(pod.attempt, []).append(pod)
             self._by_attempt = version, by_attempt
         return by_attempt.get(attempt, [])
+
+    def lacks_room(self) -> bool:
+        known = self._cache.known() or {}
+        return any(each.attempt and each.waits_for and each.node is None for each in known.values())
 
     def is_current(self) -> bool:
         return self._cache.fault is None and self._cache.lists > 0

@@ -37,7 +37,11 @@ SLEEP = "import signal; signal.pause()"
 
 
 class KubernetesPlaceholders:
-    """Keeps a Job of idle pods for each waiting job, in the namespace of its workspace."""
+    """Keeps a Job of idle pods for each waiting job, in the namespace of its workspace.
+
+    None while the cluster finds no node for a pod of a job that was placed: a placeholder may be what is on its node,
+    and the pod that waits asks autoscalers itself.
+    """
 
     def __init__(
         self,
@@ -54,6 +58,8 @@ class KubernetesPlaceholders:
     def keep(self, wanted: Sequence[PlaceholderPods]) -> None:
         if self._clock() - self._listed_at >= LIST_EVERY_S and (wanted or self._made or not self._listed):
             self._list()
+        if self._cluster.lacks_room():
+            wanted = ()
         prefix = self._settings.prefix
         named = {(namespace_of(each.workspace, prefix=prefix), name_for(each.job)): each for each in wanted}
         refused: list[FalajError] = []
