@@ -414,16 +414,10 @@ class RequestHandlers:
         except Exception:
             log.exception("request failed", extra={"request": ident, "operation": name})
             response = failure(Internal("internal error; the platform's log has the cause"), request=ident)
-        seconds = time.perf_counter() - began
-        REQUESTS.labels(name, response.status_code).inc()
-        SECONDS.labels(name).observe(seconds)
-        facts = {
-            "request": ident,
-            "operation": name,
-            "status": response.status_code,
-            "ms": round(seconds * 1000, 1),
-        }
-        log.info("request", extra=facts | {"from": origin_of(request)})
+        # Called when this task waits next: after the response is written.
+        asyncio.get_running_loop().call_soon(
+            _note_request, ident, name, response.status_code, time.perf_counter() - began, origin_of(request)
+        )
         response.headers["X-Request-ID"] = ident
         return response
 
@@ -437,6 +431,14 @@ class RequestHandlers:
         if self._limiter is None:
             self._limiter = anyio.CapacityLimiter(self._threads)
         return await anyio.to_thread.run_sync(work, limiter=self._limiter)
+
+
+def _note_request(ident: str, name: str, status: int, seconds: float, origin: str) -> None:
+    """Count and log a request that was answered."""
+    REQUESTS.labels(name, status).inc()
+    SECONDS.labels(name).observe(seconds)
+    facts = {"request": ident, "operation": name, "status": status, "ms": round(seconds * 1000, 1)}
+    log.info("request", extra=facts | {"from": origin})
 
 
 async def _alive(_request: Request) -> Response:

@@ -6,40 +6,76 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import Callable
-from queue import SimpleQueue
 from typing import Any, TypeVar
 
 R = TypeVar("R")
+Task = tuple[Callable[[], Any], "asyncio.Future[Any]"]
 
 
 class WorkerThreads:
-    """Runs functions for one event loop in up to `count` threads; results that come together wake it once."""
+    """Runs functions for one event loop in up to `count` threads; results that come together wake it once.
+
+    The thread that was busy last gets the next function, as its caches are warm; no other one is woken.
+    """
 
     def __init__(self, count: int) -> None:
         self._count = count
         self._started = 0
-        self._waiting: SimpleQueue[tuple[Callable[[], Any], asyncio.Future[Any]]] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._idle: list[_Worker] = []
+        self._waiting: deque[Task] = deque()
         self._results = Results()
 
     async def run(self, work: Callable[[], R]) -> R:
         """Return the result of `work`, which runs in a thread."""
         future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
-        if self._started < self._count:
-            self._started += 1
-            threading.Thread(target=self._serve, name="operations", daemon=True).start()
-        self._waiting.put((work, future))
+        self._hand_over((work, future))
         return await future
 
-    def _serve(self) -> None:
-        while True:
-            work, future = self._waiting.get()
-            try:
-                result = work()
-            except BaseException as error:
-                self._results.deliver(future, None, error)
+    def _hand_over(self, task: Task) -> None:
+        with self._lock:
+            if self._idle:
+                worker = self._idle.pop()
+            elif self._started < self._count:
+                self._started += 1
+                worker = _Worker()
+                threading.Thread(target=self._serve, args=[worker], name="operations", daemon=True).start()
             else:
-                self._results.deliver(future, result, None)
-            del work, future  # nothing of a request is kept until the next one
+                self._waiting.append(task)
+                return
+        worker.task = task
+        worker.is_called.release()
+
+    def _serve(self, worker: _Worker) -> None:
+        while True:
+            worker.is_called.acquire()
+            task, worker.task = worker.task, None
+            while task is not None:
+                self._perform(*task)
+                task = None  # nothing of a request is kept until the next one
+                with self._lock:
+                    if self._waiting:
+                        task = self._waiting.popleft()
+                    else:
+                        self._idle.append(worker)
+
+    def _perform(self, work: Callable[[], Any], future: asyncio.Future[Any]) -> None:
+        try:
+            result = work()
+        except BaseException as error:
+            self._results.deliver(future, None, error)
+        else:
+            self._results.deliver(future, result, None)
+
+
+class _Worker:
+    """A thread, and the task that it is called for."""
+
+    def __init__(self) -> None:
+        self.task: Task | None = None
+        self.is_called = threading.Lock()
+        """Released when there is a task."""
+        self.is_called.acquire()
 
 
 class Results:
