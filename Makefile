@@ -9,7 +9,6 @@ ARGS ?=
 KEEP ?=
 NAME ?=
 WORKERS ?= 4
-SLOW_WORKERS ?= 4
 PYTEST = PYTHONHASHSEED=0 $(BIN)/python -m pytest --dist worksteal --durations=10
 NONE_FOUND_IS_FINE = $(if $(ARGS),|| [ $$? = 5 ])
 TESTS ?= tests/frameworks
@@ -29,10 +28,11 @@ demo: $(READY)  ## run the demonstration; KEEP=1 leaves its console open
 test: $(READY)  ## run the tests except the slow ones; ARGS="-k gate" is handed to pytest, WORKERS=0 runs them one by one
 	@$(PYTEST) --numprocesses $(WORKERS) -m "not slow" $(ARGS) $(NONE_FOUND_IS_FINE)
 
-test-all: test test-slow  ## run all tests
+test-slow: $(READY)  ## run the tests marked slow
+	@$(PYTEST) --numprocesses $(WORKERS) -m slow $(ARGS) $(NONE_FOUND_IS_FINE)
 
-test-slow: $(READY)  ## run the tests marked slow; fewer at a time, because they start processes of their own
-	@$(PYTEST) --numprocesses $(SLOW_WORKERS) -m slow $(ARGS) $(NONE_FOUND_IS_FINE)
+test-all: $(READY)  ## run both, in one go
+	@$(PYTEST) --numprocesses $(WORKERS) $(ARGS) $(NONE_FOUND_IS_FINE)
 
 test-frameworks: $(READY)  ## train with every framework, each installed once into .frameworks; NAME=tensorflow for one
 	@FALAJ_NO_SKIPS=1 $(BIN)/python -m pytest --durations=0 --durations-min=1 $(TESTS) $(if $(NAME),-k $(NAME)) $(ARGS)
