@@ -37,9 +37,9 @@ class WorkerThreads:
             if self._idle:
                 worker = self._idle.pop()
             elif self._started < self._count:
-                self._started += 1
                 worker = _Worker()
                 threading.Thread(target=self._serve, args=[worker], name="operations", daemon=True).start()
+                self._started += 1
             else:
                 self._waiting.append(task)
                 return
