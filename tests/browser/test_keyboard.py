@@ -159,6 +159,26 @@ def test_enter_and_space_act_and_escape_closes_and_returns_the_focus(
     page.wait_for_url("**/jobs")
 
 
+def test_a_part_that_is_drawn_again_keeps_the_focus(console: RunningConsole, page: Page) -> None:
+    run = log_run(console.platform, "drawn again", steps=2)
+    page.goto(f"/w/default/runs/{run}")
+    page.locator("[data-action='runs.delete']").wait_for()
+    page.wait_for_function("window.did_handshake")
+
+    for tag in ("first", "second"):
+        page.locator("[data-action='runs.delete']").focus()
+        page.evaluate("window.focused = document.activeElement")
+        console.platform.runs.set_tags(run, {tag: "set elsewhere"})
+        page.get_by_label(f"Delete the tag {tag}").wait_for()
+        page.wait_for_function(
+            "!window.focused.isConnected && document.activeElement?.dataset.action === 'runs.delete'"
+        )
+    page.get_by_role("heading", level=1).click()  # nothing that takes the focus
+    console.platform.runs.set_tags(run, {"third": "set elsewhere"})
+    page.get_by_label("Delete the tag third").wait_for()
+    assert page.evaluate("document.activeElement?.dataset.action ?? null") is None
+
+
 def test_the_search_opens_by_its_keys_and_is_driven_by_arrows(page: Page) -> None:
     page.goto("/w/default")
     page.locator(".layers").wait_for()

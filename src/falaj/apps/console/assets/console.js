@@ -53,14 +53,40 @@ document.addEventListener("keydown", (event) => {
   stops[Math.min(Math.max(stops.indexOf(document.activeElement) + step, 0), stops.length - 1)].focus();
 });
 
-let lastFocus = null; // outside of dialogs and menus: it gets the focus back when they go
-document.addEventListener("focusin", (event) => {
-  if (!event.target.closest("[id^=q-portal]")) lastFocus = event.target;
+let lastFocus = null; // outside of dialogs and menus: it gets the focus back when they go, or when its part is drawn again
+let place = null; // where it stands among controls of the same words
+
+function alike({ tag, words, action }) {
+  const isAlike = (each) => wordsOf(each) === words && each.dataset.action === action;
+  return [...document.querySelectorAll(`main ${tag}`)].filter(isAlike);
+}
+
+function wordsOf(element) {
+  return element.getAttribute("aria-label") ?? element.textContent;
+}
+
+function returnFocus() {
+  if (!lastFocus || document.activeElement !== document.body) return;
+  const again = lastFocus.isConnected ? lastFocus : alike(place)[place.index];
+  again?.focus({ preventScroll: true });
+}
+
+document.addEventListener("focusin", ({ target }) => {
+  if (target.closest("[id^=q-portal]")) return;
+  lastFocus = target;
+  place = { tag: target.localName, words: wordsOf(target), action: target.dataset.action };
+  place.index = alike(place).indexOf(target);
+});
+document.addEventListener("pointerdown", ({ target }) => {
+  if (!target.closest("a, button, input, select, textarea, [tabindex]:not(main)")) lastFocus = null;
 });
 new MutationObserver((changes) => {
   const gone = changes.flatMap((each) => [...each.removedNodes]).some((node) => /^q-portal--(dialog|menu)/.test(node.id));
-  if (gone && document.activeElement === document.body && lastFocus?.isConnected) lastFocus.focus({ preventScroll: true });
+  if (gone) returnFocus();
 }).observe(document.body, { childList: true });
+new MutationObserver(() => {
+  if (lastFocus && !lastFocus.isConnected) returnFocus();
+}).observe(document.body, { childList: true, subtree: true });
 
 function tellVisibility() {
   if (window.did_handshake) window.emitEvent("visibility", document.visibilityState);
