@@ -1,8 +1,8 @@
 """Checks that need an NVIDIA GPU, each in its own process.
 
-Needs torch and a GPU: `PYTHONPATH=src python benchmarks/gpu_checks.py [NAME …]`; the batch prediction needs Falaj's
-dependencies as well, installed where its process finds them. It prints a line for each check, and exits with 1 if one
-failed. A transcript is in results/gpu_checks.txt.
+Needs torch and a GPU: `PYTHONPATH=src python benchmarks/gpu_checks.py [NAME …]`; the batch prediction and the
+optimization need Falaj's dependencies as well, installed where their processes find them. It prints a line for each
+check, and exits with 1 if one failed. A transcript is in results/gpu_checks.txt.
 """
 
 from __future__ import annotations
@@ -396,6 +396,41 @@ def a_batch_prediction_on_the_gpu() -> str:
                 return outcome(False, f"{device}: {len(found):,} rows, differ by {worst:.1e}")
             rates[device] = f"{device} {count / done.seconds:,.0f} rows/s, differs by {worst:.0e}"
     return outcome(True, f"{count:,} rows: " + ", ".join(rates.values()))
+
+
+@check
+def an_optimization_on_the_gpu() -> str:
+    """A transformer encoder and its half-precision forms, measured and judged on the GPU; needs pyarrow."""
+    sys.path.insert(0, str(Path(__file__).parents[1] / "examples" / "optimization"))
+    import networks
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from falaj.optimization.budgets import parse_budget
+    from falaj.optimization.runtime import job
+    from falaj.optimization.settings import OptimizationSettings
+
+    trained_on, judged_on = networks.token_rows(6000, seed=1), networks.token_rows(6000, seed=2)
+    with tempfile.TemporaryDirectory() as name:
+        inputs, outputs = Path(name, "in"), Path(name, "out")
+        (inputs / "model").mkdir(parents=True)
+        trained = networks.train(networks.NETWORKS["transformer"][0](), trained_on, epochs=3)
+        networks.save_export(trained, trained_on, inputs / "model" / "model.pt2")
+        flat = judged_on.features.reshape(len(judged_on.target), -1)
+        lists = pa.FixedSizeListArray.from_arrays(pa.array(flat.ravel()), flat.shape[1])
+        pq.write_table(pa.table({"row": lists, "target": judged_on.target}), inputs / "data.parquet")
+        settings = OptimizationSettings(
+            target="target", features=("row",), recipes=("fp16", "bf16"), budget=parse_budget("auc -0.01")
+        )
+        found = job.optimize(settings, inputs=inputs, outputs=outputs, log=lambda _: None)
+    lines = [f"{found.gpu or 'no GPU'}: original on the CPU {found.original.rows_per_s:,.0f} rows/s"]
+    if found.on_gpu is not None:
+        lines.append(f"on the GPU {found.on_gpu.rows_per_s:,.0f}")
+    for each in found.variants:
+        rate = "" if each.measured is None else f" {each.measured.rows_per_s:,.0f} rows/s"
+        lines.append(f"{each.recipe}{rate}, {each.verdict}: {each.reason}")
+    is_measured = found.on_gpu is not None and all(each.measured for each in found.variants)
+    return outcome(is_measured, "; ".join(lines))
 
 
 @check
