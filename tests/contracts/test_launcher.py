@@ -180,7 +180,7 @@ def test_killed_supervisor_ends_the_code_and_the_attempt_is_lost(testbed: Launch
     word = f"daemon-{time.monotonic_ns()}"
     launch = testbed.launch(ONCE + WITH_DAEMON, word, "600")
     testbed.launcher().start(launch)
-    testbed.wait_for(b"up\nup")
+    testbed.wait_for(b"up\nup\n")
     (supervisor,) = testbed.supervisors()
 
     kill(supervisor)
