@@ -41,8 +41,9 @@ def test_one_after_another_is_done_by_the_same_thread() -> None:
         await asyncio.gather(*(threads.run(lambda: time.sleep(0.01)) for _ in range(4)))
         found = set()
         for _ in range(20):
+            while len(threads._idle) < threads._started:
+                await asyncio.sleep(0.001)
             found.add(await threads.run(threading.get_ident))
-            await asyncio.sleep(0.005)  # the thread is idle again
         return found
 
     assert len(asyncio.run(several())) == 1
@@ -67,7 +68,8 @@ def test_nothing_of_a_request_is_kept_by_an_idle_thread() -> None:
         kept = weakref.ref(body)
         await threads.run(partial(id, body))
         del body
-        await asyncio.sleep(0.05)
+        while not threads._idle:
+            await asyncio.sleep(0.001)
         gc.collect()
         return kept
 
