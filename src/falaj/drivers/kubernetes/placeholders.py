@@ -58,7 +58,7 @@ class KubernetesPlaceholders:
     def keep(self, wanted: Sequence[PlaceholderPods]) -> None:
         if self._clock() - self._listed_at >= LIST_EVERY_S and (wanted or self._made or not self._listed):
             self._list()
-        if self._cluster.lacks_room():
+        if wanted and self._cluster.lacks_room():
             wanted = ()
         prefix = self._settings.prefix
         named = {(namespace_of(each.workspace, prefix=prefix), name_for(each.job)): each for each in wanted}
