@@ -179,6 +179,25 @@ def test_a_part_that_is_drawn_again_keeps_the_focus(console: RunningConsole, pag
     assert page.evaluate("document.activeElement?.dataset.action ?? null") is None
 
 
+def test_the_focus_does_not_go_to_what_comes_back_much_later(console: RunningConsole, page: Page) -> None:
+    run = log_run(console.platform, "gone for good", steps=2)
+    console.platform.runs.set_tags(run, {"kept": "yes", "gone": "soon"})
+    page.goto(f"/w/default/runs/{run}")
+    button = page.get_by_label("Delete the tag gone")
+    button.wait_for()
+    page.wait_for_function("window.did_handshake")
+
+    button.focus()
+    console.platform.runs.delete_tags(run, ["gone"])
+    button.wait_for(state="detached")
+    page.wait_for_timeout(2500)
+    for tag in ("other", "gone"):
+        console.platform.runs.set_tags(run, {tag: "again"})
+        page.get_by_label(f"Delete the tag {tag}").wait_for()
+
+    assert page.evaluate("document.activeElement === document.body")
+
+
 def test_the_search_opens_by_its_keys_and_is_driven_by_arrows(page: Page) -> None:
     page.goto("/w/default")
     page.locator(".layers").wait_for()

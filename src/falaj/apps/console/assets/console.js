@@ -53,6 +53,7 @@ document.addEventListener("keydown", (event) => {
   stops[Math.min(Math.max(stops.indexOf(document.activeElement) + step, 0), stops.length - 1)].focus();
 });
 
+const REDRAWN_MS = 2000;
 let lastFocus = null; // outside of dialogs and menus: it gets the focus back when they go, or when its part is drawn again
 let place = null; // where it stands among controls of the same words
 
@@ -68,7 +69,8 @@ function wordsOf(element) {
 function returnFocus() {
   if (!lastFocus || document.activeElement !== document.body) return;
   const again = lastFocus.isConnected ? lastFocus : alike(place)[place.index];
-  again?.focus({ preventScroll: true });
+  if (again) again.focus({ preventScroll: true });
+  else if (Date.now() > (place.until ??= Date.now() + REDRAWN_MS)) lastFocus = null; // it is gone for good
 }
 
 document.addEventListener("focusin", ({ target }) => {
