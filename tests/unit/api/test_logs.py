@@ -18,6 +18,7 @@ from falaj.apps.logs import JsonLines, redact
 from falaj.records.governance.identity import Role
 from falaj.sdk.remote import redeem, remote_service
 from interfaces import ServedPlatform
+from polling import eventually
 from probe import SECRET, Probe
 
 PASSWORD = "hunter2-of-the-database"
@@ -61,7 +62,7 @@ def log() -> Iterator[Lines]:
 def test_each_request_is_one_line_with_its_id(served: ServedPlatform, log: Lines) -> None:
     served.as_admin.get("/api/v1/zones/list", headers={"X-Request-ID": "req-1"})
 
-    (line,) = log.of("req-1")
+    (line,) = eventually(lambda: log.of("req-1"))  # it is logged when the answer is written
     assert line["operation"] == "zones.list"
     assert line["status"] == 200
     assert line["level"] == "info"
