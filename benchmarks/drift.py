@@ -20,7 +20,7 @@ import numpy.typing as npt
 from falaj.monitoring.drift.verdicts import detect_drift
 from falaj.monitoring.sketches.sketchers import WindowSketcher, sketch_reference
 from falaj.records.monitoring.sketches import ColumnKind, WindowSketch
-from harness import Result, Rule, environment, peer_venv, report, say
+from harness import Result, environment, peer_venv, report, say
 
 QUICK = True
 PEER = ["evidently==0.7.23", "pandas<3"]
@@ -68,10 +68,6 @@ def main() -> None:
         if theirs[size]["alarms"]:  # no ratio to a peer without false alarms
             what = f"columns of {every} falsely called drifted, {size} reference"
             results.append(Result(what, ours[size]["alarms"], theirs[size]["alarms"], 0.2))
-    taken, bare = ingestion_ns(batch=1_024)
-    results.append(Result("a number into its sketch, ns (peer: KLL alone)", taken, bare, 1.2))
-    taken, bare = ingestion_ns(batch=16)
-    results.append(Result("the same in batches of 16, ns", taken, bare, 100, Rule.FALAJ_AT_MOST))
     report("drift", results)
 
 
@@ -114,22 +110,6 @@ def evidently(data: dict[str, Floats]) -> Looks:
         )
     looks: Looks = json.loads(done.stdout.splitlines()[-1])
     return looks
-
-
-def ingestion_ns(*, batch: int, values: int = 2_000_000) -> tuple[float, float]:
-    """Return the CPU time of one value through the sketcher, and into a bare KLL sketch."""
-    from datasketches import kll_doubles_sketch
-
-    from falaj.monitoring.sketches.sketchers import NumericSketcher
-
-    rows = np.random.default_rng(1).normal(size=batch)
-    timed = []
-    for sketch in (NumericSketcher("x"), kll_doubles_sketch(800)):
-        began = time.process_time()
-        for _ in range(values // batch):
-            sketch.update(rows)
-        timed.append((time.process_time() - began) / (values // batch) / batch * 1e9)
-    return timed[0], timed[1]
 
 
 if __name__ == "__main__":

@@ -27,32 +27,33 @@ NEEDS = (
     "pandas",
     "sklearn",
     "skl2onnx",
-    "torch",
     "xgboost",
 )
 if missing := [name for name in NEEDS if find_spec(name) is None]:
-    raise SystemExit(f"the demonstration needs {', '.join(missing)}\n  fix   make setup, then make demo")
+    raise SystemExit(
+        f"the demonstration needs {', '.join(missing)}\n  fix   make demo, which installs them into .venv"
+    )
+
+RECIPES = {"train_torch.py": ("int8", "int8-static"), "train_trees.py": ("int8", "prune-structured")}
+"""Recipes of optimization, by the script that trains the model."""
+HAS_TORCH = all(find_spec(name) for name in ("torch", "onnxscript"))
+SCRIPTS = [script for script in RECIPES if HAS_TORCH or script != "train_torch.py"]
+"""Training scripts; the model of the first is served, and trained anew when it drifts."""
+LEFT_OUT = (
+    "torch is not installed, so the network is left out; 'make setup' adds torch, then run 'make demo' again"
+)
 
 FOLDER = Path(__file__).parent
 sys.path[:0] = [str(FOLDER), str(FOLDER / "flights")]
 
 import definitions  # noqa: E402
 import evidence  # noqa: E402
-from running import keep_open, running  # noqa: E402
+from running import keep_open, running, wait_until  # noqa: E402
 from stage import bars, closing_table, figure, refused, say, step, table, timed  # noqa: E402
 from traffic import Flight, Traffic  # noqa: E402
 
 import data  # noqa: E402 - beside this file
 import falaj as fj  # noqa: E402
-from falaj.optimization.budgets import parse_budget  # noqa: E402
-from falaj.records.control.pipelines import Canary, CanaryTraffic  # noqa: E402
-from falaj.records.control.workflows import WorkflowRun  # noqa: E402
-from falaj.records.monitoring.monitors import MonitorWindow  # noqa: E402
-from falaj.records.monitoring.sketches import FalseAlarmBudget, RowDependence  # noqa: E402
-from falaj.records.optimization import Optimization  # noqa: E402
-from falaj.records.serving.lookups import Lookup, ViewLookup  # noqa: E402
-from falaj.records.sizes import format_size  # noqa: E402
-from falaj.records.training.jobs import Job  # noqa: E402
 
 JULY = 29_000
 """Flights of July, roughly."""
@@ -66,7 +67,7 @@ class DemoState:
     platform: fj.Platform
     url: str
     every: int
-    canary: Canary
+    canary: fj.Canary
     champion: str = "flight-delays@1"
     approver: Any = None
     traffic: Any = None
@@ -82,9 +83,16 @@ def main() -> None:
     given = parser.parse_args()
     every, began = given.every, time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="falaj-demo-") as folder, running(Path(folder)) as url:
-        run_steps(DemoState(fj.connect(url), url, every, canary_for(every)))
+        try:
+            run_steps(DemoState(fj.connect(url), url, every, canary_for(every)))
+        except fj.FalajError as error:
+            if error.code != "process.failed":
+                raise
+            raise SystemExit(str(error)) from None
         figure("the whole demonstration", f"{time.perf_counter() - began:.0f} s")
         closing_table()
+        if not HAS_TORCH:
+            say(LEFT_OUT)
         if given.keep:
             keep_open(Path(folder), url)
 
@@ -104,7 +112,7 @@ def run_steps(demo: DemoState) -> None:
         demo.approver.close()
 
 
-def canary_for(every: int) -> Canary:
+def canary_for(every: int) -> fj.Canary:
     """Return the canary settings: the margins are those that a month of flights can show.
 
     `falaj pipelines canary delays --plan` gives them: an equal model passes 10 % of the log loss after about 2,500 of
@@ -113,8 +121,8 @@ def canary_for(every: int) -> Canary:
     """
     longest = timedelta(minutes=10)
     if every == 1:
-        return Canary(share=50, requests=1000, labels=1000, tolerance=0.1, latency=0.2, longest=longest)
-    return Canary(share=50, requests=200, labels=300, tolerance=0.2, latency=0.2, longest=longest)
+        return fj.Canary(share=50, requests=1000, labels=1000, tolerance=0.1, latency=0.2, longest=longest)
+    return fj.Canary(share=50, requests=200, labels=300, tolerance=0.2, latency=0.2, longest=longest)
 
 
 # ------------------------------------------------------------------------------------------ features
@@ -171,14 +179,17 @@ def month_of_traffic(demo: DemoState, month: int, most: int) -> Iterator[Flight]
 
 def train(demo: DemoState) -> None:
     step(
-        "Two jobs, on the same training set: a network and a boosted tree",
-        "falaj train examples/flights/train_torch.py --dataset training=jan-may",
-        "falaj train examples/flights/train_trees.py --dataset training=jan-may",
+        "Two jobs, on the same training set: a network and a boosted tree"
+        if HAS_TORCH
+        else "A job on the training set: a boosted tree",
+        *(f"falaj train examples/flights/{script} --dataset training=jan-may" for script in SCRIPTS),
     )
-    with timed("both models trained"):
+    if not HAS_TORCH:
+        say(LEFT_OUT)
+    with timed("both models trained" if HAS_TORCH else "the model trained"):
         jobs = [
-            demo.platform.train(FOLDER / "flights" / f"train_{kind}.py", inputs={"training": "jan-may"})
-            for kind in ("torch", "trees")
+            demo.platform.train(FOLDER / "flights" / script, inputs={"training": "jan-may"})
+            for script in SCRIPTS
         ]
         with bars() as bar:
             ended = [follow(demo.platform, job, bar) for job in jobs]
@@ -198,10 +209,11 @@ def train(demo: DemoState) -> None:
             ]
         )
     table("    judged by the last flights of May", ["version", "job", "AUC", "log loss"], rows)
-    say("The network is served first: it gains from training anew, which is what comes next.")
+    if HAS_TORCH:
+        say("The network is served first: it gains from training anew, which is what comes next.")
 
 
-def follow(platform: fj.Platform, job: Job, bar: Progress) -> Job:
+def follow(platform: fj.Platform, job: Any, bar: Progress) -> Any:
     """Watch a job to its end."""
     task, now = bar.add_task(job.name, total=None), job
     for now in platform.jobs.wait(job.id):
@@ -275,14 +287,18 @@ def approve(demo: DemoState) -> None:
 
 
 def optimize(demo: DemoState) -> None:
+    recipes = " ".join(f"--recipe {recipe}" for recipe in RECIPES[SCRIPTS[0]])
     step(
         "Faster variants, measured on this machine, each accepted or refused with the reason",
-        f'falaj models optimize {demo.champion} --target late --budget "auc -0.005" --recipe int8 --recipe int8-static',
+        f'falaj models optimize {demo.champion} --target late --budget "auc -0.005" {recipes}',
     )
-    tried = {demo.champion: ("int8", "int8-static"), "flight-delays@2": ("int8", "prune-structured")}
-    for reference, recipes in tried.items():
+    for version, script in enumerate(SCRIPTS, start=1):
+        reference = f"flight-delays@{version}"
         work = demo.platform.optimization.start(
-            reference, target="late", recipes=recipes, budget=parse_budget("auc -0.005")
+            reference,
+            target="late",
+            recipes=RECIPES[script],
+            budget=fj.AcceptanceBudget(metric="auc", worse=0.005, relative=False),
         )
         *_, ended = demo.platform.workflows.watch(work.id)
         if ended.result is None:
@@ -291,7 +307,7 @@ def optimize(demo: DemoState) -> None:
         show_pareto(demo.platform.optimization.show(ended.result["id"]))
 
 
-def show_pareto(found: Optimization) -> None:
+def show_pareto(found: Any) -> None:
     """Print the Pareto table of an optimization, the verdicts and the recommendation."""
     rows = [
         [
@@ -299,7 +315,7 @@ def show_pareto(found: Optimization) -> None:
             f"{row.latency_p50_us:.1f}",
             f"{row.rows_per_s / 1000:,.0f}k",
             str(row.best_batch),
-            format_size(row.size_bytes),
+            f"{row.size_bytes / 2**10:,.1f} KiB",
             "-" if row.quality is None else f"{row.quality:.4f}",
             "-" if row.cost_per_million is None else f"{row.cost_per_million:.2g} {found.currency}",
             "*" if row.on_front else "",
@@ -324,19 +340,21 @@ def deploy(demo: DemoState) -> None:
         f"falaj deploy {demo.champion} --name delays --lookup board",
         "falaj monitoring watch delays --reference jan-may --independent-rows",
     )
-    window = MonitorWindow(rows=1000 if demo.every == 1 else 300)
-    platform.endpoints.deploy("delays", model=demo.champion, lookup=Lookup(views=(ViewLookup(view="board"),)))
-    replayed = FalseAlarmBudget(dependence=RowDependence.NONE)  # days pass in seconds: times tell nothing
+    window = fj.MonitorWindow(rows=1000 if demo.every == 1 else 300)
+    platform.endpoints.deploy(
+        "delays", model=demo.champion, lookup=fj.Lookup(views=(fj.ViewLookup(view="board"),))
+    )
+    replayed = fj.FalseAlarmBudget(dependence="none")  # days pass in seconds: times tell nothing
     platform.monitoring.watch("delays", reference="jan-may", window=window, budget=replayed)
-    while platform.endpoints.show("delays").url is None:
-        time.sleep(0.05)
-    say(f"{platform.endpoints.show('delays').url} speaks the Open Inference Protocol V2")
+    say(
+        f"{wait_until(platform, lambda: address_of_endpoint(platform))} speaks the Open Inference Protocol V2"
+    )
     step(
         "If it drifts: train anew, try it beside the champion, promote it or go back",
-        "platform.pipeline('train_torch.py', endpoint='delays', spine='flights', window=timedelta(days=365), …)",
+        f"platform.pipeline('{SCRIPTS[0]}', endpoint='delays', spine='flights', window=timedelta(days=365), …)",
     )
     platform.pipeline(
-        FOLDER / "flights" / "train_torch.py",
+        FOLDER / "flights" / SCRIPTS[0],
         name="retrain-delays",
         endpoint="delays",
         model="flight-delays",
@@ -345,6 +363,14 @@ def deploy(demo: DemoState) -> None:
         views=VIEWS,
         canary=demo.canary,
     )
+
+
+def address_of_endpoint(platform: fj.Platform) -> str | None:
+    """Return where the endpoint is served, once it is; exit if it cannot be."""
+    endpoint = platform.endpoints.show("delays")
+    if endpoint.problem:
+        raise SystemExit(endpoint.problem)
+    return endpoint.url
 
 
 def drift(demo: DemoState) -> None:
@@ -383,8 +409,7 @@ def retrain(demo: DemoState) -> None:
         "falaj workflows watch …",
     )
     with timed("from drift to the canary: training set, job, version"):
-        while (work := platform.pipelines.show("retrain-delays").work) is None:
-            time.sleep(0.1)
+        work = wait_until(platform, lambda: platform.pipelines.show("retrain-delays").work)
         reached = watch(demo, work, until="waits for approval")
     if reached.state.ended:
         raise SystemExit(f"the retraining {reached.state}: {reached.error}")
@@ -418,7 +443,7 @@ def retrain(demo: DemoState) -> None:
 def show_power(demo: DemoState, flights: int) -> None:
     """Say which margin was chosen, and how soon and how surely the canary decides within so many flights."""
     hour = demo.canary.model_copy(update={"longest": timedelta(hours=1)})
-    traffic = CanaryTraffic(requests_per_hour=flights, labelled=1.0)
+    traffic = fj.CanaryTraffic(requests_per_hour=flights, labelled=1.0)
     plan = demo.platform.pipelines.plan_canary("delays", plan=hour, traffic=traffic, worse=(0.0, 2.0))
     equal, worse = (each for each in plan.forecasts if each.metric == "score")
     say(
@@ -479,15 +504,14 @@ def decide(demo: DemoState, work: str, flights: Iterator[Flight]) -> dict[str, A
         before = traffic.sent
         traffic.replay(flights, enough=enough, most=20_000)
         traffic.settle()
-        while not enough():
-            time.sleep(0.2)
+        wait_until(platform, enough)
     *_, ended = platform.workflows.watch(work)
     if ended.result is None:
         raise SystemExit(f"the canary {ended.state}: {ended.error}")
     return ended.result
 
 
-def watch(demo: DemoState, work: str, *, until: str) -> WorkflowRun:
+def watch(demo: DemoState, work: str, *, until: str) -> Any:
     """Follow a workflow until its step begins with `until`, or it has ended."""
     last_shown = ""
     for now in demo.platform.workflows.watch(work):

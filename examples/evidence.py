@@ -8,7 +8,6 @@ import time
 from stage import figure, refused, say, step
 
 import falaj as fj
-from falaj.governance.audit.verify import verify_export
 
 SHOWN = ("model_version", "run", "job", "dataset", "view")
 """Kinds of objects in the printed lineage; blobs and operations between them are left out."""
@@ -52,7 +51,7 @@ def audit(platform: fj.Platform) -> None:
     lines = [line.model_dump_json(exclude_none=True) for line in platform.audit.export()]
     public = bytes.fromhex(platform.audit.key().ed25519)
     began = time.perf_counter()
-    report = verify_export(lines, public)
+    report = fj.verify_export(lines, public)
     took = time.perf_counter() - began
     if not report.ok:
         raise SystemExit(f"the audit log does not verify: {report.problems}")
@@ -61,4 +60,4 @@ def audit(platform: fj.Platform) -> None:
     place, entry = next((n, json.loads(t)) for n, t in enumerate(lines) if '"outcome":"denied"' in t)
     entry["entry"]["outcome"] = "done"
     lines[place] = json.dumps(entry)
-    say(f"with one denial rewritten: {verify_export(lines, public).problems[0]}")
+    say(f"with one denial rewritten: {fj.verify_export(lines, public).problems[0]}")

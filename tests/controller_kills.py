@@ -8,6 +8,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from controller_processes import run_controllers
 from falaj.records.training.jobs import Job, JobState
 from falaj.training.tables import attempts
 from platforms import OwnPlatform, make_platform
+from polling import eventually, let_pass
 
 SCRIPT = """
 import falaj as fj
@@ -25,7 +27,6 @@ print("ran", fj.job.id, fj.job.attempt, flush=True)
 """
 
 LONGEST_BREATH_S = 1.0
-PATIENCE_S = 120.0
 
 
 @dataclass(frozen=True)
@@ -39,9 +40,7 @@ class KillOutcome:
     faults: list[str]
 
 
-def run_kills(
-    platform: OwnPlatform, folder: Path, *, jobs: int, kills: int, seed: int, patience_s: float = PATIENCE_S
-) -> KillOutcome:
+def run_kills(platform: OwnPlatform, folder: Path, *, jobs: int, kills: int, seed: int) -> KillOutcome:
     """Submit `jobs`, kill one controller after the other until `kills` is reached, then let the jobs end."""
     luck, started = random.Random(seed), time.monotonic()
     (folder / "code").mkdir(exist_ok=True)
@@ -50,11 +49,11 @@ def run_kills(
     with run_controllers(platform, folder) as controllers:
         for _ in range(kills):
             controller = controllers.start_controller()
-            time.sleep(luck.uniform(0, LONGEST_BREATH_S + startup_s(platform)))
+            let_pass(luck.uniform(0, LONGEST_BREATH_S + startup_s(platform)))
             controller.kill()
             controller.wait()
         controllers.start_controller()
-        await_ends(platform, patience_s=patience_s)
+        await_ends(platform)
     return judge(platform, submitted, kills=kills, seconds=time.monotonic() - started)
 
 
@@ -66,19 +65,15 @@ def startup_s(platform: OwnPlatform) -> float:
     if not _startup:
         began = time.monotonic()
         fence = platform.rows_of("SELECT fence FROM control_leases")
-        while platform.rows_of("SELECT fence FROM control_leases") == fence and time.monotonic() < began + 30:
-            time.sleep(0.02)
+        eventually(lambda: platform.rows_of("SELECT fence FROM control_leases") != fence)
         _startup.append(time.monotonic() - began)
     return _startup[0]
 
 
-def await_ends(platform: OwnPlatform, *, patience_s: float) -> None:
-    deadline = time.monotonic() + patience_s
-    while time.monotonic() < deadline:
-        waiting = platform.rows_of("SELECT COUNT(*) FROM training_jobs WHERE state IN ('queued', 'running')")
-        if waiting == [0]:
-            return
-        time.sleep(0.1)
+def await_ends(platform: OwnPlatform) -> None:
+    waiting = "SELECT COUNT(*) FROM training_jobs WHERE state IN ('queued', 'running')"
+    with suppress(AssertionError):  # the judge says which have not ended
+        eventually(lambda: platform.rows_of(waiting) == [0])
 
 
 def judge(platform: OwnPlatform, submitted: list[Job], *, kills: int, seconds: float) -> KillOutcome:

@@ -61,8 +61,8 @@ class ControllerProcesses:
     def state(self, job: Job) -> JobState:
         return self.platform.jobs.show(job.id).state
 
-    def ends(self, job: Job, within: float = 40) -> Job:
-        eventually(lambda: self.state(job).ended, within=within, every=0.05)
+    def ends(self, job: Job) -> Job:
+        eventually(lambda: self.state(job).ended)
         return self.platform.jobs.show(job.id)
 
     def fence(self) -> int:

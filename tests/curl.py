@@ -7,6 +7,8 @@ import sys
 import urllib.request
 from pathlib import Path
 
+from polling import PATIENCE_S
+
 
 def main() -> None:
     parser = argparse.ArgumentParser()
@@ -18,7 +20,7 @@ def main() -> None:
     given = parser.parse_args()
     headers = dict(header.split(": ", 1) for header in given.header)
     request = urllib.request.Request(given.url, given.data.encode(), headers)
-    with urllib.request.urlopen(request, timeout=60) as answer:
+    with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
         sys.stdout.write(answer.read().decode())
 
 

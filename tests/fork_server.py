@@ -14,7 +14,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-LONGEST_S = 300
+from polling import PATIENCE_S
+
 SCRIPTS = Path(__file__).parent / "unit" / "training"
 
 
@@ -25,14 +26,14 @@ def run_script(script: str, request: Any, folder: Path) -> Any:
     assert host.stdout
     host.stdin.write(json.dumps({"script": script, "request": request, "folder": str(folder)}) + "\n")
     host.stdin.flush()
-    ready, _, _ = select.select([host.stdout], [], [], LONGEST_S)
+    ready, _, _ = select.select([host.stdout], [], [], PATIENCE_S)
     line = host.stdout.readline() if ready else ""
     output = folder / "output.txt"
     words = output.read_text(errors="replace") if output.exists() else ""
     print(words)
     if not line:
         host.kill()
-        raise AssertionError(f"{script} gave no answer in {LONGEST_S} s: {words}")
+        raise AssertionError(f"{script} gave no answer in {PATIENCE_S} s: {words}")
     found = json.loads(line)
     assert "broken" not in found, f"{found['broken']}\n{words}"
     return found["answer"]

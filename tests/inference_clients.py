@@ -12,6 +12,7 @@ from google.protobuf.json_format import MessageToDict
 from tritonclient.utils import InferenceServerException, triton_to_np_dtype
 
 from model_servers import TOKEN, RawClient, RunningServer, request
+from polling import PATIENCE_S
 
 PROTOCOLS = ("rest", "grpc")
 HTTP_STATUS = {
@@ -92,7 +93,7 @@ class GrpcClient:
                 request_id=content.get("id", ""),
                 parameters=content.get("parameters"),
             )
-        answers = [found.get(timeout=10) for _ in contents]
+        answers = [found.get(timeout=PATIENCE_S) for _ in contents]
         self._client.stop_stream()
         return [as_json(result) if error is None else error.message() for result, error in answers]
 

@@ -33,7 +33,7 @@ from falaj.records.governance.identity import Role
 from falaj.sdk.platform import Platform
 from falaj.sdk.remote import connect
 from platforms import URL_VARIABLE, Clock, configuration
-from polling import eventually
+from polling import PATIENCE_S, eventually
 from probe import Probe
 
 SECURITY = {name.lower(): value for name, value in HEADERS.items()}
@@ -71,7 +71,9 @@ class ServedPlatform:
         """Return a plain HTTP client that checks the headers of every response, and that it leaks no internals."""
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         hooks = {"response": [self._inspect]}
-        client = httpx.Client(base_url=self.url, headers=headers, event_hooks=hooks, timeout=30, **options)
+        client = httpx.Client(
+            base_url=self.url, headers=headers, event_hooks=hooks, timeout=PATIENCE_S, **options
+        )
         return self._open.enter_context(client)
 
     def connect(self, token: str) -> Platform:

@@ -24,7 +24,6 @@ from polling import eventually
 STRONGEST_SANDBOX = pytest.mark.parametrize("testbed", ["bubblewrap"], indirect=True)
 """For tests that do not depend on the sandbox."""
 
-DEADLINE_S = 20.0
 ATTEMPT = "job_1/1"
 
 STARTER = """
@@ -44,11 +43,10 @@ sys.stdin.readline()
 
 @dataclass(frozen=True)
 class LauncherTestbed:
-    """A folder with attempts, their launcher and their sandbox. `deadline_s` is how long anything may take."""
+    """A folder with attempts, their launcher and their sandbox."""
 
     root: Path
     sandbox: SandboxSpec
-    deadline_s: float = DEADLINE_S
 
     @property
     def control(self) -> Path:
@@ -78,7 +76,7 @@ class LauncherTestbed:
             state = launcher.state(attempt)
             return state if state.phase in ("ended", "lost") else None
 
-        state = eventually(ended, within=self.deadline_s)
+        state = eventually(ended)
         assert state is not None
         return state
 
@@ -86,7 +84,7 @@ class LauncherTestbed:
         return self.launcher().log(attempt, offset=0, limit=1 << 20)
 
     def wait_for(self, line: bytes, attempt: str = ATTEMPT) -> None:
-        eventually(lambda: line in self.log(attempt), within=self.deadline_s)
+        eventually(lambda: line in self.log(attempt))
 
     def log_file(self, attempt: str = ATTEMPT) -> Path:
         """Return the file in which the launcher keeps the log."""
@@ -109,7 +107,7 @@ class LauncherTestbed:
 
     def assert_nothing_is_left(self, attempt: str = ATTEMPT) -> None:
         """Check that no process works in the folders, and that a forgotten attempt left no folder and no cgroup."""
-        eventually(lambda: not working_in(self.root), within=self.deadline_s)
+        eventually(lambda: not working_in(self.root))
         made = read_json(AttemptFolder(self.control / attempt.replace("/", "%2F")).cgroup)
         self.launcher().delete(attempt)
         assert not (self.root / "attempts" / attempt.replace("/", "-")).exists()

@@ -20,7 +20,6 @@ from polling import eventually
 
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
 DEVICE = "falaj0"
-PATIENCE_S = 120
 
 START = """
 import json, sys
@@ -64,17 +63,17 @@ class MachineNetworks:
         command = [sys.executable, "-c", START, str(self.testbed.control), json.dumps(spec.to_json())]
         run(*within(self.holders[launch.node_rank]), *command)
 
-    def end(self, launches: Sequence[Launch], *, within_s: float = PATIENCE_S) -> list[AttemptState]:
+    def end(self, launches: Sequence[Launch]) -> list[AttemptState]:
         """Wait until all nodes have ended by themselves."""
-        return [self.end_of(launch, within_s=within_s) for launch in launches]
+        return [self.end_of(launch) for launch in launches]
 
-    def end_of(self, launch: Launch, *, within_s: float = PATIENCE_S) -> AttemptState:
+    def end_of(self, launch: Launch) -> AttemptState:
         def ended() -> AttemptState:
             state = self.testbed.launcher().state(launch.attempt)
             assert state.phase in ("ended", "lost"), self.log(launch)
             return state
 
-        return eventually(ended, within=within_s)
+        return eventually(ended)
 
     def log(self, launch: Launch) -> str:
         return self.testbed.log(launch.attempt).decode(errors="replace")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import select
 import socket
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
@@ -23,6 +24,7 @@ from falaj.assembly.model_server import publish_local_socket
 from falaj.assembly.platform import LocalPlatform as Assembled
 from falaj.errors import Denied, Unauthenticated
 from falaj.records.serving.endpoints import Deployment, Endpoint, Route, ServedFile
+from polling import PATIENCE_S
 
 TOKEN = "fj_token_1.secret"
 OTHER_TOKEN = "fj_token_2.secret"
@@ -273,7 +275,7 @@ class RunningServer:
         self._loop = loop
 
     def do(self, work: Coroutine[Any, Any, None]) -> None:
-        asyncio.run_coroutine_threadsafe(work, self._loop).result(30)
+        asyncio.run_coroutine_threadsafe(work, self._loop).result(PATIENCE_S)
 
     def start_task(self, work: Coroutine[Any, Any, None]) -> None:
         """Run `work` on the event loop of the server until it ends."""
@@ -313,7 +315,7 @@ def serving(wanted: Deployment | None, **options: Any) -> Iterator[RunningServer
 
     thread = threading.Thread(target=_run, args=(main, found, started), name="model server")
     thread.start()
-    assert started.wait(30)
+    assert started.wait(PATIENCE_S)
     try:
         running = found[0]
         if isinstance(running, BaseException):
@@ -322,7 +324,7 @@ def serving(wanted: Deployment | None, **options: Any) -> Iterator[RunningServer
     finally:
         for end in ended:
             end()
-        thread.join(20)
+        thread.join(PATIENCE_S)
 
 
 def _run(main: Callable[[], Awaitable[None]], found: list[Any], started: threading.Event) -> None:
@@ -358,14 +360,14 @@ def serving_platform(parts: Assembled) -> Iterator[str]:
     thread = threading.Thread(target=_run, args=(main, found, started), name="model server")
     thread.start()
     try:
-        assert started.wait(30)
+        assert started.wait(PATIENCE_S)
         if isinstance(found[0], BaseException):
             raise found[0]
         yield found[0]
     finally:
         for end in ended:
             end()
-        thread.join(20)
+        thread.join(PATIENCE_S)
 
 
 # ---------------------------------------------------------------------------------------------- raw HTTP
@@ -390,7 +392,7 @@ class RawClient:
     """A socket client that can send malformed HTTP."""
 
     def __init__(self, port: int) -> None:
-        self.socket = socket.create_connection(("127.0.0.1", port), timeout=10)
+        self.socket = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S)
         self._reader = self.socket.makefile("rb")
 
     def __enter__(self) -> RawClient:
@@ -420,6 +422,10 @@ class RawClient:
     def ask(self, data: bytes) -> tuple[int, dict[str, str], bytes]:
         self.send(data)
         return self.answer()
+
+    def has_answer(self) -> bool:
+        """Return whether something has come that was not read yet."""
+        return bool(select.select([self.socket], [], [], 0)[0])
 
     @property
     def is_closed(self) -> bool:

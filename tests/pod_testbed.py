@@ -174,7 +174,7 @@ class PodTestbed(LauncherTestbed):
         return self.control / attempt.replace("/", "%2F") / "log.0"
 
     def assert_ended(self, word: str) -> None:
-        eventually(lambda: not processes_mentioning(word), within=self.deadline_s)  # a cluster takes its time
+        eventually(lambda: not processes_mentioning(word))  # a cluster takes its time
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from falaj.errors import FalajError, Fault
 from falaj.governance.operations.operation import ArrowStream, ByteStream, Mode, OperationPerformer, operation
 from falaj.records.names import DataClass
 from falaj.records.record import Record
+from polling import PATIENCE_S
 
 SECRET = "a secret of the crash, in /var/lib/secret.py"
 
@@ -57,7 +58,7 @@ class Probe:
     def wait(self) -> Note:
         """Return when the test says `go_on`."""
         self.waiting.append(1)
-        self.go_on.wait(60)
+        self.go_on.wait(PATIENCE_S)
         return Note(number=len(self.waiting))
 
     @operation("probe.notes", resource="platform", mode=Mode.READ, allow="anyone")

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-WAIT_LIMIT_S = 120.0
-"""No test and no teardown waits longer than this for a process."""
+from cpu_report import count_process
+from polling import PATIENCE_S
 
 
 class BoundedPopen(subprocess.Popen[Any]):
@@ -22,12 +22,15 @@ class BoundedPopen(subprocess.Popen[Any]):
 
     def wait(self, timeout: float | None = None) -> int:
         if timeout is not None:
-            return super().wait(timeout)
+            return self._wait_for(timeout)
         try:
-            return super().wait(WAIT_LIMIT_S)
+            return self._wait_for(PATIENCE_S)
         except subprocess.TimeoutExpired:
             self.kill()
             raise
+
+    def _wait_for(self, timeout: float) -> int:
+        return count_process(self.args, lambda: super(BoundedPopen, self).wait(timeout))
 
 
 class Child:
@@ -90,3 +93,10 @@ def _process(folder: Path) -> tuple[int, int, str, str] | None:
         :2
     ]  # the name before it may contain spaces and parentheses
     return int(folder.name), int(parent), state, command.decode(errors="replace")
+
+
+def hide_module(name: str, folder: Path) -> dict[str, str]:
+    """Return environment variables with which Python finds no module `name`; `folder` gets the file that hides it."""
+    folder.mkdir(exist_ok=True)
+    (folder / "sitecustomize.py").write_text(f"import sys\nsys.modules[{name!r}] = None\n")
+    return {"PYTHONPATH": str(folder)}

@@ -18,8 +18,8 @@ from typing import Any
 from falaj.drivers.sandbox import probe
 from falaj.governance.isolation import Isolation
 from falaj.ports.sandbox import MachineFacts, Mechanism, Sandbox, UserCode
+from polling import PATIENCE_S
 
-DEADLINE_SECONDS = 10
 PLAIN = {"LC_ALL": "C.UTF-8"}
 
 PLATFORM = """
@@ -69,7 +69,7 @@ class SandboxTestbed:
 
     def run(self, code: UserCode) -> subprocess.CompletedProcess[bytes]:
         with self.started(code, stderr=subprocess.PIPE) as process:
-            out, err = process.communicate(timeout=DEADLINE_SECONDS)
+            out, err = process.communicate(timeout=PATIENCE_S)
             return subprocess.CompletedProcess(code.command, process.returncode, out, err)
 
     @contextmanager
@@ -119,14 +119,14 @@ def running_platform(secret: str, folder: Path) -> Iterator[subprocess.Popen[byt
 def first_line(process: subprocess.Popen[bytes]) -> bytes:
     """Return the first line of its output; later lines may be in a buffer."""
     assert process.stdout is not None
-    ready, _, _ = select.select([process.stdout], [], [], DEADLINE_SECONDS)
+    ready, _, _ = select.select([process.stdout], [], [], PATIENCE_S)
     assert ready, "no line within the deadline"
     return process.stdout.readline()
 
 
 def ended(output: int) -> bool:
     """Return whether all holders of the other end of a pipe are gone before the deadline."""
-    deadline = time.monotonic() + DEADLINE_SECONDS
+    deadline = time.monotonic() + PATIENCE_S
     while (left := deadline - time.monotonic()) > 0:
         if select.select([output], [], [], left)[0] and not os.read(output, 4096):
             return True

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from falaj.control.events.delivery import WebhookDelivery
 from platforms import TWO_ZONES, OwnPlatform
+from polling import PATIENCE_S
 
 ALLOWED = TWO_ZONES + '\n[egress]\nallow = ["127.0.0.0/8"]\n'
 
@@ -33,4 +34,4 @@ class Deliveries:
         """Send what waits, and record it."""
         self.delivery.tick()
         for sending in list(self.delivery._running.values()):
-            sending.result(timeout=30)
+            sending.result(timeout=PATIENCE_S)

@@ -117,6 +117,11 @@ REMEDIES: dict[str, Remedy] = {
         "Try again after `Retry-After`; `falaj status` and `falaj doctor` show what is down; "
         "install the extra that the message names.",
     ),
+    "process.failed": Remedy(
+        "The controller or another process of `falaj up` has ended three times with the same cause. "
+        "It is started again, after longer and longer pauses.",
+        "Read the log that the message names, and remove the cause: the error ends when the process runs again.",
+    ),
     "serving.overloaded": Remedy(
         "An endpoint gets more requests than its model can answer in time.",
         "Send it again after `Retry-After`. To answer more: more instances, more rows a batch, a longer queue; "

@@ -69,6 +69,10 @@ for _ in range(2):  # the second call returns the answer of the first
         run = platform.runs.start("nightly", name="churn")
 print(len(platform.runs.list(experiments=("nightly",)).items), "run")  # 1 run
 """,
+    "verify_export": """
+lines = [line.model_dump_json(exclude_none=True) for line in platform.audit.export()]
+print(fj.verify_export(lines, bytes.fromhex(platform.audit.key().ed25519)).ok)  # True
+""",
     "FalajError": """
 try:
     platform.features.show("absent")
@@ -76,6 +80,35 @@ except fj.FalajError as error:
     print(error.code, type(error).__name__)  # object.not_found NotFound
 
 platform.close()
+""",
+    "Lookup": """
+lookup = fj.Lookup(views=(fj.ViewLookup(view="usage"),), missing="reject")
+# platform.endpoints.deploy("churn", model="churn@1", lookup=lookup)
+""",
+    "ViewLookup": """
+recent = fj.ViewLookup(view="usage", keys=("caller",), name="caller_usage", max_age=timedelta(days=1))
+""",
+    "MonitorWindow": """
+window = fj.MonitorWindow(rows=1000, duration=timedelta(hours=1))
+""",
+    "FalseAlarmBudget": """
+budget = fj.FalseAlarmBudget(alpha=0.01, dependence="none")
+# platform.monitoring.watch("churn", reference="churn-train", window=window, budget=budget)
+""",
+    "AcceptanceBudget": """
+accepted = fj.AcceptanceBudget(metric="auc", worse=0.002, relative=False, speedup=1.5)
+# platform.optimization.start("churn@1", target="left", budget=accepted)
+""",
+    "Canary": """
+canary = fj.Canary(share=20, requests=1000, longest=timedelta(days=2))
+""",
+    "CanaryTraffic": """
+traffic = fj.CanaryTraffic(requests_per_hour=500, labelled=0.1)
+# platform.pipelines.plan_canary("churn", plan=canary, traffic=traffic)
+""",
+    "PredictionColumns": """
+columns = fj.PredictionColumns(keep=("customer",), outputs=("probability",))
+# platform.predict("churn@champion", "customers.parquet", "scores", columns=columns)
 """,
     "fit": """
 import torch

@@ -33,7 +33,17 @@ the [services](#services); [REST](rest.md) has the types of their parameters and
 SECTIONS: dict[str, tuple[str, ...]] = {
     "Open a platform": ("__version__", "open", "connect"),
     "Define features": ("Entity", "Feature", "Aggregation", "FeatureView"),
-    "Use a platform": ("Platform", "once", "FalajError"),
+    "Use a platform": ("Platform", "once", "verify_export", "FalajError"),
+    "Settings of operations": (
+        "Lookup",
+        "ViewLookup",
+        "MonitorWindow",
+        "FalseAlarmBudget",
+        "AcceptanceBudget",
+        "Canary",
+        "CanaryTraffic",
+        "PredictionColumns",
+    ),
     "Train": ("fit", "STOP", "step", "estimate", "verify_certificate"),
     "Write a training script": ("job", "save_model", "export_onnx"),
 }

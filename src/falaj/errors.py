@@ -22,6 +22,7 @@ FalajError
 │   ├── Overloaded          serving.overloaded   more requests arrive than can be answered in time
 │   ├── RateLimited         serving.rate_limited the caller sends more requests than it may
 │   └── DeadlineExceeded    serving.deadline     the time that the request gave itself is over
+├── ProcessFailed           process.failed       a process of the platform fails again and again
 ├── IsolationRefused        isolation.refused    user code cannot be started safely here
 └── Internal                internal             a bug in Falaj; the details are in the log
 """
@@ -229,6 +230,12 @@ class DeadlineExceeded(Unavailable):
     """The time that the request gave itself is over; it was not run."""
 
     code = "serving.deadline"
+
+
+class ProcessFailed(FalajError):
+    """A process of the platform ends again and again: what waits for it would wait for ever."""
+
+    code = "process.failed"
 
 
 class IsolationRefused(FalajError):

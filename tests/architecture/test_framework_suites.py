@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from affected import ROOT, SHARED, SUITES, changed_recipes
+from framework_suites import ROOT, SHARED, SUITES, changed_recipes
 from virtualenvs import RECIPES
 
 FOLDER = Path(__file__).parents[1] / "frameworks"

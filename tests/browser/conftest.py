@@ -8,9 +8,17 @@ from typing import TYPE_CHECKING
 import pytest
 
 from consoles import RunningConsole, started_console
+from polling import PATIENCE_S
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, Page
+
+
+@pytest.fixture(scope="session", autouse=True)
+def patient() -> None:
+    """Let assertions on a page wait as long as all tests do."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright: the package is not installed")
+    playwright.expect.set_options(timeout=PATIENCE_S * 1000)
 
 
 @pytest.fixture(scope="module")

@@ -41,7 +41,7 @@ def gallery(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Itera
             except httpx.TransportError:
                 return False
 
-        eventually(answers, within=30, every=0.1)
+        eventually(answers)
         yield url
         process.kill()
 
@@ -59,7 +59,7 @@ def test_every_chart_is_drawn(gallery: str, browser: Browser, theme: str, width:
     for name in CHARTS:
         page.locator(f"#{name} canvas").first.wait_for()
         assert page.locator(f"#{name} .chart").get_attribute("aria-label")
-    page.wait_for_timeout(500)
+    page.wait_for_load_state("networkidle")
     SCREENSHOTS.mkdir(exist_ok=True)
     page.screenshot(path=SCREENSHOTS / f"charts-{width}-{theme}.png", full_page=True)
     assert problems == []

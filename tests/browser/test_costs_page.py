@@ -58,6 +58,6 @@ def test_a_viewer_sees_their_costs_and_no_button_for_budgets(console: RunningCon
     page.goto("/w/default/costs")
 
     page.locator(".figures").wait_for()
-    page.wait_for_timeout(500)
+    page.wait_for_function("window.did_handshake")
     assert page.locator("[data-action]").count() == 0
     context.close()

@@ -31,10 +31,8 @@ def served(console: RunningConsole, tmp_path_factory: pytest.TempPathFactory) ->
         infer(console.platform, "arrivals", noise.normal((shift, 0, 0), 1, (250, 3)))
         eventually(
             lambda seen=shift: len(console.platform.monitoring.history("arrivals").windows) > (seen > 0),
-            within=60,
-            every=0.5,
         )
-    eventually(lambda: console.platform.monitoring.alerts().items, within=60, every=0.5)
+    eventually(lambda: console.platform.monitoring.alerts().items)
     routes = (Route(version="1", weight=50), Route(version="2", weight=50))
     console.platform.endpoints.route("arrivals", routes=routes)
     return "arrivals"
@@ -63,7 +61,7 @@ def test_a_split_shows_the_evidence_and_is_rolled_back(
     press(page.get_by_role("button", name="Roll back"), until=page.get_by_text("100 % to version 1").first)
     page.locator(".q-dialog").get_by_role("button", name="Roll back").click()
 
-    eventually(lambda: len(console.platform.endpoints.show(served).routes) == 1, within=30)
+    eventually(lambda: len(console.platform.endpoints.show(served).routes) == 1)
 
 
 def test_a_viewer_sees_figures_and_has_no_buttons(console: RunningConsole, served: str) -> None:

@@ -45,7 +45,7 @@ def test_a_view_shows_definition_versions_and_readers(data: FeatureData, page: P
     page.get_by_text("+ roaming, + minutes_7d").wait_for()
     assert page.get_by_text(data.calls.id).is_visible()
     page.get_by_role("link", name="Access").click()
-    page.get_by_role("cell", name="root").wait_for()
+    page.get_by_role("cell", name="owner").wait_for()
     assert page.url.endswith("?tab=access")
     page.go_back()
     page.get_by_role("heading", name="Freshness").wait_for()

@@ -27,7 +27,7 @@ def test_the_log_is_searched_verified_and_proved(console: RunningConsole, page: 
 
     page.locator("[data-action='audit.verify']").click()
 
-    page.locator("[data-part=verdict]", has_text="sound").wait_for(timeout=60_000)
+    page.locator("[data-part=verdict]", has_text="sound").wait_for()
     page.locator(".data-table .cell-link").first.click()
     proof = page.locator("[data-part=inclusion]")
     proof.wait_for()
@@ -52,7 +52,7 @@ def test_a_person_without_the_right_is_told_so_and_has_no_button(console: Runnin
     for part in ("people", "groups", "policies"):
         page.goto(f"/w/default/governance/{part}")
         page.locator(".panel, .state-card").first.wait_for()
-        page.wait_for_timeout(300)
+        page.wait_for_function("window.did_handshake")
         assert page.locator("[data-action]").count() == 0
     with fj.connect(console.api, token=token) as theirs:
         for refused in (

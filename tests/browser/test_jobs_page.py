@@ -15,6 +15,7 @@ import falaj as fj
 from consoles import RunningConsole, press
 from falaj.errors import Denied
 from falaj.records.scheduling.snapshot import Quota
+from polling import PATIENCE_S
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -75,11 +76,11 @@ def test_a_job_submitted_from_the_command_line_appears_live(
         cwd=tmp_path,
         env={**os.environ, "FALAJ_HOME": str(console.home)},
         check=True,
-        timeout=60,
+        timeout=PATIENCE_S,
     )
 
     page.get_by_role("link", name="from-the-command-line").wait_for()
-    page.locator(".data-table .badge.good", has_text="done").wait_for(timeout=60_000)
+    page.locator(".data-table .badge.good", has_text="done").wait_for()
     page.locator(".panel", has_text="by node and GPU").locator("canvas").wait_for()
 
 
@@ -92,14 +93,12 @@ def test_points_that_a_job_logs_appear_on_the_page_of_its_run(
     page.goto(f"/w/default/runs/{job.run}")
 
     points = page.locator("[data-part=points]")
-    expect(points).to_have_text(
-        re.compile("^[1-9]"), timeout=60_000
-    )  # the controller stores them, not the API
+    expect(points).to_have_text(re.compile("^[1-9]"))  # the controller stores them, not the API
     before = points.inner_text()
-    expect(points).not_to_have_text(before, timeout=30_000)
+    expect(points).not_to_have_text(before)
     console.platform.jobs.cancel(job.id)
 
-    page.locator(".badge", has_text="killed").first.wait_for(timeout=60_000)
+    page.locator(".badge", has_text="killed").first.wait_for()
 
 
 def test_a_log_grows_and_the_job_can_be_cancelled_and_retried(
@@ -108,16 +107,16 @@ def test_a_log_grows_and_the_job_can_be_cancelled_and_retried(
     job = console.platform.train(script(tmp_path, TICKS), args=["600"], name="to-cancel")
     page.goto(f"/w/default/jobs/{job.id}")
 
-    page.locator(".log").get_by_text("tick 3 <script>").wait_for(timeout=60_000)
+    page.locator(".log").get_by_text("tick 3 <script>").wait_for()
     press(page.locator("[data-action='jobs.cancel']"), until=page.get_by_text("asked to end"))
     page.get_by_label("Reason (optional)").fill(HOSTILE)
     page.locator(".q-dialog").get_by_role("button", name="Cancel job").click()
 
-    page.locator(".badge", has_text="cancelled").first.wait_for(timeout=60_000)
+    page.locator(".badge", has_text="cancelled").first.wait_for()
     assert "constructor" in page.locator("[data-part=reason]").inner_text()
     assert page.locator("[data-action='jobs.cancel']").count() == 0
     page.locator("[data-action='jobs.retry']").click()
-    page.locator(".badge", has_text="running").first.wait_for(timeout=60_000)
+    page.locator(".badge", has_text="running").first.wait_for()
     assert page.title() == "Job · Falaj"
     console.platform.jobs.cancel(job.id)
     wait_for_end(console, job.id)

@@ -10,6 +10,7 @@ import pytest
 from console_data import make_version
 from console_run_data import log_run
 from consoles import RunningConsole
+from polling import let_pass
 
 if TYPE_CHECKING:
     from playwright.sync_api import BrowserContext, Page
@@ -190,7 +191,7 @@ def test_the_focus_does_not_go_to_what_comes_back_much_later(console: RunningCon
     button.focus()
     console.platform.runs.delete_tags(run, ["gone"])
     button.wait_for(state="detached")
-    page.wait_for_timeout(2500)
+    let_pass(2.5)  # it is waited for no longer
     for tag in ("other", "gone"):
         console.platform.runs.set_tags(run, {tag: "again"})
         page.get_by_label(f"Delete the tag {tag}").wait_for()

@@ -48,7 +48,7 @@ def test_a_run_is_started_and_its_failed_step_is_shown(console: RunningConsole, 
     page.get_by_role("dialog").get_by_role("button", name="Start").click()
     page.get_by_text("bike-weekly is started.").wait_for()
 
-    page.locator("[data-step='train']").get_by_text("failed").wait_for(timeout=120_000)
+    page.locator("[data-step='train']").get_by_text("failed").wait_for()
 
     assert page.locator("[data-step='data']").get_by_text("done").is_visible()
     assert page.locator("[data-step='canary']").get_by_text("not reached").is_visible()

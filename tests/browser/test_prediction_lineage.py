@@ -76,8 +76,8 @@ def test_a_prediction_leads_to_its_source(console: RunningConsole, page: Page) -
         except FalajError:
             return False
 
-    prediction = str(eventually(answered, within=120, every=1))
-    eventually(logged, within=120, every=1)
+    prediction = str(eventually(answered))
+    eventually(logged)
 
     page.goto(f"/w/default/lineage/{prediction}")
     page.get_by_role("heading", name="This prediction").wait_for()
@@ -97,7 +97,7 @@ def test_variants_are_plotted_by_latency_and_quality(
     work = platform.optimization.start(
         "delays@1", data=delays, target="late", features=NAMES, recipes=("onnx", "int8")
     )
-    eventually(lambda: platform.workflows.show(work.id).state.ended, within=400, every=2)
+    eventually(lambda: platform.workflows.show(work.id).state.ended)
     assert platform.workflows.show(work.id).error is None
 
     page.goto("/w/default/models/delays/versions/1?tab=variants")

@@ -45,7 +45,7 @@ def test_a_what_if_is_asked_by_a_form_and_answered_on_the_page(
     form.get_by_text("quota of default: 8 GPUs").wait_for()
     form.locator("[data-action='queues.what_if']").click()
 
-    form.get_by_text("Fairness (Jain's index, 1 is even)").wait_for(timeout=60_000)
+    form.get_by_text("Fairness (Jain's index, 1 is even)").wait_for()
     assert form.locator("tr", has_text="all").count() == 1
     assert console.platform.queues.show("default").settings.quota.gpus is None  # nothing was changed
 
@@ -69,7 +69,7 @@ def test_a_viewer_has_neither_the_form_nor_the_right(console: RunningConsole) ->
     page.goto("/w/default/queues")
 
     page.locator(".data-table").first.wait_for()
-    page.wait_for_timeout(500)  # the forms stand below the table
+    page.wait_for_function("window.did_handshake")
     assert page.locator("[data-action]").count() == 0
     assert page.locator("[data-part=what-if]").count() == 0
     with fj.connect(console.api, token=token) as theirs:

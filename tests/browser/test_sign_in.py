@@ -13,7 +13,7 @@ import pytest
 
 from consoles import RunningConsole, started_console
 from falaj.sdk import credentials
-from polling import eventually
+from polling import PATIENCE_S, eventually
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -130,8 +130,10 @@ def test_a_console_that_dies_comes_back_and_the_rest_goes_on(tmp_path: Path, bro
         os.kill(pid, signal.SIGKILL)
 
         assert own.platform.users.whoami()
-        eventually(lambda: own.child("falaj.apps.console.process") not in (None, pid), within=30)
-        assert httpx.get(f"{own.url}/healthz", timeout=60).json() == {"alive": True}  # it waits in the socket
+        eventually(lambda: own.child("falaj.apps.console.process") not in (None, pid))
+        assert httpx.get(f"{own.url}/healthz", timeout=PATIENCE_S).json() == {
+            "alive": True
+        }  # it waits in the socket
         own.signed_in(own.token()).close()
 
 

@@ -68,5 +68,5 @@ def testbed(request: pytest.FixtureRequest) -> Iterator[LauncherTestbed]:
     yield testbed
     for attempt in testbed.control.glob("*"):
         testbed.launcher().stop(attempt.name.replace("%2F", "/"), grace_s=0)
-    eventually(lambda: not testbed.supervisors(), within=10)
+    eventually(lambda: not testbed.supervisors())
     shutil.rmtree(root)

@@ -276,7 +276,7 @@ def test_repr_shows_no_secret(keys: KeyService, softhsm: Token) -> None:
 class TestKeyFile:
     """Guarantees of the file."""
 
-    def test_an_older_file_has_its_first_p256_key_already_and_is_not_written(self, tmp_path: Path) -> None:
+    def test_a_new_file_has_its_first_p256_key_already_and_is_not_written(self, tmp_path: Path) -> None:
         path = tmp_path / "keys.json"
         KeyFile.create(path).close()
         before = path.read_bytes()
@@ -285,16 +285,6 @@ class TestKeyFile:
 
         assert made[0] == made[1]
         assert path.read_bytes() == before
-        assert b'"format": 1' in before
-
-    def test_a_file_with_rotated_p256_keys_says_so_to_older_platforms(self, tmp_path: Path) -> None:
-        keys = KeyFile.create(tmp_path / "keys.json")
-
-        keys.rotate_ecdsa()
-        keys.rotate()
-
-        assert b'"format": 2' in (tmp_path / "keys.json").read_bytes()
-        assert len(KeyFile.open(tmp_path / "keys.json").ecdsa_keys()) == 2
 
 
 class TestToken:

@@ -91,7 +91,7 @@ def test_ranks_that_torchrun_terminated_are_not_blamed(
 
     testbed.launcher().start(launch)
 
-    eventually(lambda: testbed.launcher().state(ATTEMPT).phase == "ended", within=60)
+    eventually(lambda: testbed.launcher().state(ATTEMPT).phase == "ended")
     assert testbed.launcher().state(ATTEMPT).reason == reason, testbed.log().decode()
     testbed.assert_nothing_is_left()
 
@@ -140,7 +140,7 @@ time.sleep(600)
 
 def test_process_that_ignores_signals_in_its_own_session_is_killed(testbed: LauncherTestbed) -> None:
     testbed.launcher().start(testbed.launch(STUBBORN))
-    eventually(lambda: testbed.log().count(b"up") == 4, within=20)
+    eventually(lambda: testbed.log().count(b"up") == 4)
 
     testbed.launcher().stop(ATTEMPT, grace_s=0.2)
 

@@ -146,7 +146,7 @@ def test_environment_has_the_given_and_the_launchers_variables_only(
 
     testbed.launcher().start(launch)
 
-    found: dict[str, Any] = eventually(lambda: json.loads(testbed.log() or b"{}"), within=10)
+    found: dict[str, Any] = eventually(lambda: json.loads(testbed.log() or b"{}"))
     if testbed.sandbox.mechanism == "landlock":
         found.pop("TMPDIR")
     assert found == {

@@ -14,13 +14,13 @@ import pytest
 from falaj.errors import InvalidInput
 from falaj.ports.launcher import Launch
 from launcher_testbed import ATTEMPT, STRONGEST_SANDBOX, LauncherTestbed, processes_mentioning
-from machine_networks import ADDRESSES, PATIENCE_S, MachineNetworks, two_machines
+from machine_networks import ADDRESSES, MachineNetworks, two_machines
 from polling import eventually
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "frameworks"
 PACKAGES = Path(__file__).parents[2] / "src"
 
-pytestmark = [pytest.mark.timeout(400), STRONGEST_SANDBOX]
+pytestmark = STRONGEST_SANDBOX
 
 TELL = """
 import json, os
@@ -91,7 +91,7 @@ def test_impossible_nodes_are_refused(testbed: LauncherTestbed, options: dict[st
 def test_node_whose_peers_are_unknown_waits_and_can_be_stopped(testbed: LauncherTestbed) -> None:
     launch = testbed.launch(TELL, nodes=2, peers=("localhost", "nowhere.invalid"))
     testbed.launcher().start(launch)
-    eventually(lambda: testbed.supervisors(), within=20)
+    eventually(lambda: testbed.supervisors())
     assert testbed.launcher().state(ATTEMPT).phase == "starting"
 
     testbed.launcher().stop(ATTEMPT, grace_s=5)
@@ -226,7 +226,7 @@ def test_torch_continues_when_an_agent_of_a_machine_is_lost(machines: MachineNet
         assert logs().count("world 4\n") == 4, logs()
         return True
 
-    eventually(all_met, within=PATIENCE_S)
+    eventually(all_met)
     agents = [pid for pid in processes_mentioning(mark) if is_agent(pid)]
 
     os.kill(agents[-1], signal.SIGKILL)
@@ -266,7 +266,7 @@ def test_failed_node_is_seen_at_once_and_the_others_end_when_they_are_stopped(
     assert failed.reason == "Rank 1: exit code 3"
     machines.testbed.launcher().stop(first.attempt, grace_s=5)  # what the platform does then
 
-    stopped = machines.end_of(first, within_s=30)
+    stopped = machines.end_of(first)
     assert (stopped.exit_code, stopped.stopped) == (None, True)
 
 
@@ -285,7 +285,7 @@ def test_machine_with_servers_alone_serves_until_it_is_stopped(machines: Machine
     launches = machines.start(SERVED, framework="tensorflow", processes=2, roles=roles)
     first, second = launches
     assert machines.end_of(first).exit_code == 0
-    eventually(lambda: machines.log(second).count(" up\n") == 2, within=30)
+    eventually(lambda: machines.log(second).count(" up\n") == 2)
     assert machines.testbed.launcher().state(second.attempt).phase == "running"
 
     machines.testbed.launcher().stop(second.attempt, grace_s=0)

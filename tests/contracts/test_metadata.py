@@ -140,30 +140,6 @@ def test_a_row_that_breaks_a_rule_by_itself_is_no_conflict(database: Database) -
         tx.execute(text("INSERT INTO governance_epochs (id, epoch) VALUES (1, NULL)"))
 
 
-def test_labels_from_before_keep_their_finite_scores(database_url: str) -> None:
-    migrate(database_url, to="0024")
-    stored = open_database(database_url)
-    with stored.write() as tx:
-        tx.execute(
-            text(
-                "INSERT INTO governance_objects (id, workspace, kind, name, owner, created_at) "
-                "VALUES ('e', 'e', 'endpoint', 'e', 'o', 1)"
-            )
-        )
-        for name, score in (("a", 0.5), ("b", float("inf"))):
-            label = "INSERT INTO serving_labels (prediction, endpoint, version, predicted_at, value, score) "
-            tx.execute(
-                text(label + "VALUES (:name, 'e', '1', 1, 1.0, :score)"), {"name": name, "score": score}
-            )
-
-    migrate(database_url)
-
-    with stored.read() as tx:
-        found = tx.execute(text("SELECT prediction, score FROM serving_labels ORDER BY prediction")).all()
-    stored.close()
-    assert [tuple(row) for row in found] == [("a", 0.5), ("b", None)]
-
-
 def test_writers_do_not_lose_updates(database: Database) -> None:
     with database.write() as tx:
         tx.execute(insert(epochs), {"id": 1, "epoch": 0})
@@ -270,6 +246,14 @@ def test_a_lock_is_said(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_file_that_cannot_be_opened_is_said(tmp_path: Path) -> None:
     assert "cannot be opened" in failure(f"sqlite:///{tmp_path}").message
+
+
+def test_an_old_sqlite_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sqlite3, "sqlite_version_info", (3, 34, 1))
+    monkeypatch.setattr(sqlite3, "sqlite_version", "3.34.1")
+
+    with pytest.raises(Unavailable, match=r"is 3\.34\.1, and .* needs 3\.35 or newer"):
+        migrate(f"sqlite:///{tmp_path / 'falaj.db'}")
 
 
 def test_a_user_that_postgres_refuses_is_said(postgres_url: str) -> None:

@@ -1,27 +1,38 @@
-"""The OnlineStore contract."""
+"""The contract of OnlineStore, and of the OnlinePlace that it is opened at."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
-from falaj.drivers.lmdb.online import LmdbOnlineStore
+from falaj.drivers.lmdb.place import LmdbFile
 from falaj.errors import Damaged
-from falaj.ports.online import MAX_VALUE_BYTES, EntityKey, OnlineStore, ViewName
+from falaj.ports.online import MAX_VALUE_BYTES, EntityKey, OnlinePlace, OnlineStore, ViewName
 
 TRIPS = ViewName("trips")
 MORNING, NOON = 1_000, 2_000
 
 
+PLACES: dict[str, Callable[[Path], OnlinePlace]] = {
+    "lmdb": partial(LmdbFile, map_bytes=1 << 16),
+}
+
+
+@pytest.fixture(params=PLACES)
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> OnlinePlace:
+    return PLACES[request.param](tmp_path / "online" / "features")
+
+
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[OnlineStore]:
-    made = LmdbOnlineStore(tmp_path / "online" / "features.lmdb", map_bytes=1 << 16)
-    yield made
-    made.close()
+def store(place: OnlinePlace) -> Iterator[OnlineStore]:
+    with closing(place.open()) as made:
+        yield made
 
 
 def rows(*given: tuple[str, int, bytes]) -> pa.RecordBatch:
@@ -115,10 +126,10 @@ def test_reads_continue_while_the_store_grows(store: OnlineStore) -> None:
     assert wrong == []
 
 
-def test_a_second_opener_sees_what_the_first_wrote(store: OnlineStore, tmp_path: Path) -> None:
+def test_a_second_opener_sees_what_the_first_wrote(store: OnlineStore, place: OnlinePlace) -> None:
     store.write(TRIPS, rows(("d1", NOON, b"one")))
 
-    second = LmdbOnlineStore(tmp_path / "online" / "features.lmdb")
+    second = place.open()
 
     assert read(second, "d1") == [b"one"]
     second.close()
@@ -152,3 +163,37 @@ def test_a_value_may_be_large(store: OnlineStore) -> None:
 
     assert read(store, "d1") == [large]
     store.check()
+
+
+def test_a_place_is_sound_before_and_after_it_is_used(place: OnlinePlace) -> None:
+    assert place.is_sound()
+    with closing(place.open()) as store:
+        store.write(TRIPS, rows(("d1", NOON, b"one")))
+
+    assert place.is_sound()
+
+
+def test_a_file_that_was_overwritten_is_not_sound(place: OnlinePlace) -> None:
+    if place.file is None:
+        return  # a server holds the values
+    with closing(place.open()) as store:
+        store.write(TRIPS, rows(("d1", NOON, b"one")))
+
+    place.file.write_bytes(b"something else " * 1000)
+
+    assert not place.is_sound()
+
+
+def test_a_store_begins_empty_after_the_last_one_was_set_aside(place: OnlinePlace) -> None:
+    assert place.set_aside("unused") is None
+    with closing(place.open()) as store:
+        store.write(TRIPS, rows(("d1", NOON, b"one")))
+
+    kept = place.set_aside("before")
+
+    with closing(place.open()) as store:
+        with pytest.raises(Damaged):
+            read(store, "d1")
+        store.write(TRIPS, rows(("d1", MORNING, b"older")))
+        assert read(store, "d1") == [b"older"]
+    assert kept is None or kept.endswith(".before")

@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from falaj.drivers.sandbox import sandbox_for
 from falaj.errors import Damaged, Internal, InvalidInput, TooLarge, Unavailable
 from falaj.governance.isolation import fault_of
 from falaj.ports.parsers import ByteSource, ParserPool
-from polling import eventually
+from polling import PATIENCE_S, eventually, let_pass
 from sandbox_testbed import machine
 
 FOLDER = Path(__file__).parents[1]
@@ -128,14 +127,14 @@ def test_options_that_are_too_large_are_refused_and_end_nothing(pool: ParserPool
 
     def wait(offset: int, length: int) -> bytes:
         started.set()
-        go_on.wait(20)
+        go_on.wait(PATIENCE_S)
         return b"abc"
 
     other = threading.Thread(
         target=lambda: found.append(pool.parse("echo", [ByteSource(3, wait)], owner="other").content)
     )
     other.start()
-    started.wait(20)
+    started.wait(PATIENCE_S)
 
     with pytest.raises(TooLarge, match="exceeds"):
         pool.parse("echo", [], {"sql": "x" * (5 << 20)}, owner="test")
@@ -241,7 +240,7 @@ def test_a_parser_sees_nothing_of_the_platform(
     assert not seen["secret"]
     assert not seen["parent_memory"]
     assert not seen["network"]
-    assert seen["descriptors"] <= 6
+    assert [each.partition(":")[0] for each in seen["descriptors"]] == ["socket"]  # of this call
 
 
 def test_without_a_sandbox_there_is_still_no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -276,18 +275,18 @@ def test_the_next_sandbox_is_tried_where_one_does_not_start() -> None:
 
 
 def test_one_owner_leaves_turns_to_others() -> None:
-    limits = ParserLimits(memory_bytes=512 << 20, seconds=10, calls=2, wait_s=0.5)
+    limits = ParserLimits(memory_bytes=512 << 20, seconds=int(PATIENCE_S), calls=2, wait_s=0.5)
     pool = open_pool("same-uid", limits=limits)
     started, goes_on = threading.Event(), threading.Event()
 
     def wait(offset: int, length: int) -> bytes:
         started.set()
-        goes_on.wait(10)
+        goes_on.wait(PATIENCE_S)
         return b"abc"
 
     slow = threading.Thread(target=lambda: pool.parse("echo", [ByteSource(3, wait)], owner="one"))
     slow.start()
-    started.wait(10)
+    started.wait(PATIENCE_S)
     try:
         with pytest.raises(Unavailable, match="busy"):
             pool.parse("echo", owner="one")
@@ -308,8 +307,8 @@ def test_a_slow_source_ends_its_own_call_only(monkeypatch: pytest.MonkeyPatch) -
         return pool._worker.process.pid
 
     def slow(offset: int, length: int) -> bytes:
-        eventually(lambda: len(parser_processes(process())) <= 1, within=20)  # the child has gone
-        time.sleep(1)  # and the time is over
+        eventually(lambda: len(parser_processes(process())) <= 1)  # the child has gone
+        let_pass(1)  # and the time is over
         return b"abc"
 
     try:
@@ -342,7 +341,7 @@ pool.parse("hang", [], {{"stubborn": True}}, owner="test")
         started = parser_processes(platform.pid)
         platform.kill()
 
-    eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in started), within=10)
+    eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in started))
 
 
 def parser_processes(platform: int) -> set[int]:

@@ -6,7 +6,6 @@ import os
 import signal
 import socket
 import sys
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -20,7 +19,7 @@ from falaj.apps.ports import open_sockets
 from falaj.drivers.processes.replicas import ProcessReplicas, shares, sockets_needed
 from falaj.ports.replicas import ReplicaDriver
 from falaj.records.control.replicas import Replica, ReplicaState
-from polling import eventually
+from polling import PATIENCE_S, eventually
 
 SOON = timedelta(seconds=20)
 
@@ -42,7 +41,7 @@ class ReplicaTestbed:
         return made
 
     def connect(self) -> socket.socket:
-        return socket.create_connection(("127.0.0.1", self.port), timeout=30)
+        return socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE_S)
 
     def ask(self, seconds: float = 0.0) -> tuple[str, int]:
         """Return name and process of the replica that answers a new connection."""
@@ -76,7 +75,7 @@ def started(driver: ReplicaDriver, number: int = 1) -> list[str]:
     """Start replicas and wait until they are ready."""
     names = [driver.start() for _ in range(number)]
     for name in names:
-        eventually(reaches(driver, name, ReplicaState.READY), within=10)
+        eventually(reaches(driver, name, ReplicaState.READY))
     return names
 
 
@@ -94,7 +93,7 @@ def test_a_client_that_comes_before_the_first_replica_waits_for_it(testbed: Repl
         eventually(driver.has_waiting_clients)
         name = driver.start()
         assert state_of(driver, name) is ReplicaState.STARTING
-        eventually(reaches(driver, name, ReplicaState.READY), within=10)
+        eventually(reaches(driver, name, ReplicaState.READY))
 
         assert client.makefile().readline().split()[0] == name
     found = one(driver, name)
@@ -127,9 +126,8 @@ def test_a_stopped_replica_answers_what_it_has_and_others_get_the_rest(testbed: 
     with ThreadPoolExecutor(1) as pool:
         slow = pool.submit(testbed.ask, 0.5)
         eventually(lambda: not driver.has_waiting_clients())
-        time.sleep(0.1)  # until the line has arrived
         other = driver.start()
-        eventually(reaches(driver, other, ReplicaState.READY), within=10)
+        eventually(reaches(driver, other, ReplicaState.READY))
 
         driver.stop("1", within=SOON)
 
@@ -183,7 +181,7 @@ def test_a_killed_replica_loses_its_own_requests_only(testbed: ReplicaTestbed) -
 def test_an_ended_replica_is_listed_until_it_is_forgotten(testbed: ReplicaTestbed) -> None:
     driver = testbed.driver(mode="problem")
     name = driver.start()
-    eventually(reaches(driver, name, ReplicaState.ENDED), within=10)
+    eventually(reaches(driver, name, ReplicaState.ENDED))
     assert (one(driver, name).problem, one(driver, name).exit) == ("the file is missing", "code 1")
     assert driver.start() != name
 
@@ -213,7 +211,7 @@ def test_a_replica_that_loads_for_long_gets_connections_while_there_is_no_other(
     driver = testbed.driver(load_s=60)
     name = driver.start()
 
-    eventually(reaches(driver, name, ReplicaState.READY), within=10)
+    eventually(reaches(driver, name, ReplicaState.READY))
 
 
 def test_closing_stops_all_and_gives_the_address_up(testbed: ReplicaTestbed) -> None:

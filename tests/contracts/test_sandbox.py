@@ -25,8 +25,8 @@ from falaj.drivers.sandbox.landlock import remove_short_name
 from falaj.errors import IsolationRefused
 from falaj.governance.isolation import decide
 from falaj.ports.sandbox import PROMISES, MachineFacts, Mechanism, Promise, UserCode
+from polling import PATIENCE_S
 from sandbox_testbed import (
-    DEADLINE_SECONDS,
     PLAIN,
     SandboxTestbed,
     ended,
@@ -200,9 +200,7 @@ def attack_run(sandbox_testbed: SandboxTestbed) -> Iterator[AttackRun]:
         done = sandbox_testbed.run(attacker)
         assert done.returncode == 0, done.stderr.decode()
         results = json.loads(done.stdout)
-        exit_code = (
-            platform.wait(DEADLINE_SECONDS) if "obtained" in results["signal platform"] else platform.poll()
-        )
+        exit_code = platform.wait(PATIENCE_S) if "obtained" in results["signal platform"] else platform.poll()
         yield AttackRun(
             results,
             sandbox_testbed.isolation.protects,
@@ -374,6 +372,30 @@ def test_inputs_open_to_everyone_still_cannot_be_changed(sandbox_testbed: Sandbo
     assert b"Read-only file system" in done.stderr
 
 
+@BUBBLEWRAP
+def test_folders_that_the_sandbox_makes_cannot_be_written(sandbox_testbed: SandboxTestbed) -> None:
+    """As an ordinary user, bwrap makes them as the user whom the code is outside of its namespace."""
+    hidden = sandbox_testbed.root / "visible" / "hidden"
+    hidden.mkdir(parents=True)
+    script = """
+import os, sys
+for folder in ("/", "/etc", "/home", "/dev", *sys.argv[1:]):
+    try:
+        open(os.path.join(folder, "falaj-was-here"), "w")
+    except OSError:
+        continue
+    print(folder)
+open("/dev/null", "w").write("x")
+"""
+    code = sandbox_testbed.python(
+        script, str(hidden), str(hidden.parent), readable=[hidden.parent], hidden=[hidden]
+    )
+
+    done = sandbox_testbed.run(code)
+
+    assert (done.stdout, done.returncode) == (b"", 0), done.stderr.decode()
+
+
 @pytest.mark.parametrize("sandbox_testbed", LANDLOCK, indirect=True)
 def test_inputs_open_to_everyone_cannot_be_changed_under_landlock(sandbox_testbed: SandboxTestbed) -> None:
     shared = sandbox_testbed.root / "shared"
@@ -431,7 +453,7 @@ with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(
 
 def test_libraries_find_interfaces_threads_and_programs(sandbox_testbed: SandboxTestbed) -> None:
     script = """
-import concurrent.futures, multiprocessing, os, socket, subprocess, sys
+import concurrent.futures, ctypes, multiprocessing, os, socket, subprocess, sys
 assert socket.if_nameindex()
 assert socket.getaddrinfo("127.0.0.1", 80)
 with concurrent.futures.ThreadPoolExecutor(8) as pool:
@@ -440,7 +462,7 @@ with multiprocessing.get_context("fork").Pool(2) as pool:
     assert pool.map(abs, [-1, -2]) == [1, 2]
 assert subprocess.run([sys.executable, "-c", "print(1)"], capture_output=True).stdout == b"1\\n"
 left, right = socket.socketpair()
-os.close(os.memfd_create("x"))
+os.close(ctypes.CDLL(None).memfd_create(b"x", 0))
 print("ok")
 """
 
@@ -550,7 +572,7 @@ def test_child_that_leaves_the_session_dies_too_where_claimed(sandbox_testbed: S
         if sentence is None:
             assert ended(process.stdout.fileno())
             return
-        process.wait(DEADLINE_SECONDS)
+        process.wait(PATIENCE_S)
         os.kill(stray, signal.SIGKILL)  # it still exists to be killed
         pytest.xfail(f"children: {sentence}")
 
@@ -563,7 +585,7 @@ def test_job_dies_with_the_platform(sandbox_testbed: SandboxTestbed) -> None:
     if platform == 0:
         try:
             sandbox_testbed.sandbox.start(code, stdout=job_output, stderr=subprocess.DEVNULL)
-            select.select([output], [], [], DEADLINE_SECONDS)
+            select.select([output], [], [], PATIENCE_S)
         finally:
             os._exit(0)
 
@@ -709,5 +731,5 @@ def test_bubblewrap_without_tmpfs_size_limits_is_used_without_them(tmp_path: Pat
     process = sandbox_for("bubblewrap", found).start(code, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
     assert (found.bubblewrap_works, found.bubblewrap_bounds) == (True, False)
-    output, _ = process.communicate(timeout=DEADLINE_SECONDS)
+    output, _ = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, output) == (0, b"")

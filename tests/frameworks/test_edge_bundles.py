@@ -15,6 +15,7 @@ import pytest
 import falaj as fj
 from falaj.records.registry import ModelExport, TensorSpec
 from model_servers import constant
+from polling import PATIENCE_S
 from virtualenvs import environment
 
 X = TensorSpec(name="x", dtype="float32", shape=(-1, 2), features=("calls", "minutes"))
@@ -69,7 +70,7 @@ class Bundle:
                 env=where,
                 capture_output=True,
                 text=True,
-                timeout=120,
+                timeout=PATIENCE_S,
                 cwd=options.pop("cwd", "/"),
                 **options,
             )

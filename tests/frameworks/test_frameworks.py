@@ -1,4 +1,4 @@
-"""Every framework trains on two processes or more, as a job of a real platform."""
+"""Every framework trains on two processes or more, as a job of a real platform; also of one that is not root's."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 from framework_testbed import FrameworkTestbed, Trained
 from launcher_testbed import processes_mentioning
 from polling import eventually
+from running_platforms import USERS
 
 pytestmark = pytest.mark.timeout(1800)  # the first run installs the framework
 
@@ -55,10 +56,11 @@ EXAMPLES: dict[str, tuple[str | None, str, dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.parametrize("user", USERS)
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_two_processes_train_one_model(make_testbed: MakeTestbed, name: str) -> None:
+def test_two_processes_train_one_model(make_testbed: MakeTestbed, name: str, user: str) -> None:
     where, example, options, package = EXAMPLES[name]
-    there = make_testbed(*([where] if where else []))
+    there = make_testbed(*([where] if where else []), user=user)
 
     trained = there.train(example, environment=where, **options)
 
@@ -121,7 +123,7 @@ def test_torch_continues_with_fewer_processes_when_an_agent_is_killed(make_testb
     job = there.submit("torch_elastic.py", framework="torch", processes=3, processes_min=2, args=("2000",))
     log = lambda: b"".join(there.platform.jobs.logs(job.id))  # noqa: E731
     saved = there.folder / "home" / "jobs" / job.id / "1" / "code" / "saved.pt"
-    eventually(saved.exists, within=120)
+    eventually(saved.exists)
     agents = [pid for pid in processes_mentioning(f"{job.id}/1/.falaj-rendezvous") if is_agent(pid)]
 
     os.kill(agents[0], signal.SIGKILL)  # it also hosted the rendezvous, unless that runs elsewhere

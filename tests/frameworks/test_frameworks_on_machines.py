@@ -20,7 +20,6 @@ from sandbox_testbed import machine
 from virtualenvs import environment
 
 pytestmark = pytest.mark.timeout(1800)  # the first run installs the framework
-PATIENCE_S = 300
 
 
 @pytest.fixture
@@ -54,7 +53,7 @@ def train(machines: MachineNetworks, name: str, example: str, **options: Any) ->
         readable=[machines.testbed.root / "runtime", *python.readable],
         **options,
     )
-    states = machines.end(launches, within_s=PATIENCE_S)
+    states = machines.end(launches)
     logs = [machines.log(launch)[-4000:] for launch in launches]
     assert [state.exit_code for state in states] == [0, 0], logs
     found = [path for launch in launches for path in (launch.directory / "outputs").glob("*.json")]

@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 from model_servers import TOKEN, constant, deployment, serving
+from polling import PATIENCE_S
 from virtualenvs import environment
 
 CLIENT = """
@@ -39,7 +40,7 @@ def test_the_client_of_kserve_speaks_v1_and_v2(tmp_path: Path) -> None:
     python = environment("kserve") / "bin" / "python"
     with serving(deployment(("m", "1", constant(tmp_path / "m.onnx", 3)))) as server:
         command = [python, "-c", CLIENT, f"http://127.0.0.1:{server.port}", TOKEN]
-        ran = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
 
     assert ran.returncode == 0, ran.stderr
     assert json.loads(ran.stdout) == {

@@ -104,7 +104,7 @@ def mlflow_server(version: str, folder: Path) -> Iterator[str]:
     )
     url = f"http://127.0.0.1:{port}"
     try:
-        eventually(lambda: answers(f"{url}/health"), within=120)
+        eventually(lambda: answers(f"{url}/health"))
         yield url
     finally:
         os.killpg(process.pid, 9)

@@ -18,7 +18,7 @@ import httpx
 
 from model_servers import mlp, serving_platform
 from platforms import make_platform
-from polling import eventually
+from polling import PATIENCE_S, eventually
 from virtualenvs import environment
 
 CONFIGURATION = """
@@ -94,15 +94,15 @@ def triton(folder: Path) -> Iterator[str]:
             def is_ready() -> bool:
                 assert process.poll() is None, (folder / "triton.log").read_text()
                 try:
-                    return httpx.get(f"{url}/v2/models/doubled/ready", timeout=2).status_code == 200
+                    return httpx.get(f"{url}/v2/models/doubled/ready", timeout=PATIENCE_S).status_code == 200
                 except httpx.TransportError:
                     return False
 
-            eventually(is_ready, within=120, every=0.2)
+            eventually(is_ready)
             yield url
         finally:
             process.terminate()
-            process.wait(60)
+            process.wait(PATIENCE_S)
 
 
 def request(rows: int) -> dict[str, Any]:
@@ -118,12 +118,11 @@ def test_triton_itself_runs_the_version_of_an_endpoint(tmp_path: Path) -> None:
             file = made.blobs.upload(iter([content]))
             made.models.register("doubled", files=(file.id,), paths=("model.onnx",))
             headers = {"Authorization": f"Bearer {made.tokens.issue(purpose='test').secret}"}
-            with serving_platform(made.parts), httpx.Client(headers=headers, timeout=30) as client:
+            with serving_platform(made.parts), httpx.Client(headers=headers, timeout=PATIENCE_S) as client:
                 made.endpoints.deploy("twice", model="doubled@1")
                 made.endpoints.configure("twice", engine="triton")
                 eventually(
                     lambda: {each.place for each in made.endpoints.show("twice").measured} == {"threads"},
-                    within=60,
                 )
                 address = f"{made.endpoints.show('twice').url}/infer"
                 answers = [client.post(address, json=request(rows)) for rows in (1, 2, 50)]

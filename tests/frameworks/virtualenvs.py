@@ -50,7 +50,8 @@ def build_horovod(python: Path) -> Sequence[str]:
         fetch = ["download", "--no-deps", "--no-binary=:all:", "--no-build-isolation", "--dest", str(sources)]
         pip(python, *fetch, "horovod==0.28.1")
         with tarfile.open(next(sources.glob("*.tar.gz"))) as packed:
-            packed.extractall(sources, filter="data")
+            packed.extraction_filter = getattr(tarfile, "data_filter", None)  # since Python 3.11.4
+            packed.extractall(sources)
         unpacked = sources / "horovod-0.28.1"
         for settings in (unpacked / "CMakeLists.txt", unpacked / "horovod" / "torch" / "CMakeLists.txt"):
             text = settings.read_text()

@@ -5,16 +5,12 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-import polling
-
-T = TypeVar("T")
+from polling import PATIENCE_S, let_pass
 
 ADDONS = {
     "JobSet": "jobsets.jobset.x-k8s.io",
@@ -42,7 +38,7 @@ class ClusterTestbed:
             env={**os.environ, "KUBECONFIG": str(self.kubeconfig), "PATH": self._path()},
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=PATIENCE_S,
         )
         assert done.returncode == 0, f"kubectl {' '.join(words)}: {done.stderr}"
         return done.stdout
@@ -74,7 +70,7 @@ class ClusterTestbed:
         """Kill a component such as kubelet-0 with SIGKILL, and start it again, also where its port is not free yet."""
         for _ in range(10):
             self._run("restart", component)
-            time.sleep(1)
+            let_pass(1)  # it ends at once where its port is not free
             if any(line.split()[:2] == [component, "pid"] for line in self._run("status").splitlines()):
                 return
         raise AssertionError(f"{component} does not start again")
@@ -111,7 +107,10 @@ class ClusterTestbed:
         assert self.program is not None
         assert self.directory is not None
         done = subprocess.run(
-            [self.program, command, self.directory, *words], capture_output=True, text=True, timeout=120
+            [self.program, command, self.directory, *words],
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
         )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout.strip()
@@ -123,8 +122,3 @@ class ClusterTestbed:
 
     def _path(self) -> str:
         return os.pathsep.join(filter(None, [self._programs, os.environ["PATH"]]))
-
-
-def eventually(condition: Callable[[], T], within: float = 5.0, every: float = 0.3) -> T:
-    """Wait as `polling.eventually` does, with longer pauses: a look starts kubectl, or is written to the audit log."""
-    return polling.eventually(condition, within=within, every=every)

@@ -13,6 +13,7 @@ import pytest
 
 from cluster_testbed import ADDONS, ClusterTestbed
 from falaj.errors import Unavailable
+from polling import PATIENCE_S
 from worker_image import build_worker_image, ensure_base, lacks
 
 PROGRAMS = ("ip", "nsenter", "openssl")
@@ -50,7 +51,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterTestbed
             )
         yield ClusterTestbed(directory / "kubeconfig", directory=directory, program=program)
     finally:
-        subprocess.run([program, "stop", directory], capture_output=True, timeout=60)
+        subprocess.run([program, "stop", directory], capture_output=True, timeout=PATIENCE_S)
 
 
 def lacks_for_a_cluster() -> str | None:
@@ -106,7 +107,7 @@ def second_cluster(
         [cluster.program, "start", directory, "--nodes", "1", "--gpus", "8"],
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=PATIENCE_S,
     )
     assert began.returncode == 0, began.stdout + began.stderr
     made = ClusterTestbed(directory / "kubeconfig", directory=directory, program=cluster.program)
@@ -114,7 +115,7 @@ def second_cluster(
         made.load_images(build_worker_image(tmp_path_factory.mktemp("image") / "worker.tar"))
         yield made
     finally:
-        subprocess.run([cluster.program, "stop", directory], capture_output=True, timeout=60)
+        subprocess.run([cluster.program, "stop", directory], capture_output=True, timeout=PATIENCE_S)
 
 
 @pytest.fixture

@@ -10,6 +10,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from cluster_testbed import ClusterTestbed
+from polling import eventually
+
+RENEWAL_S = 10
 
 
 @contextmanager
@@ -25,7 +28,7 @@ def invented_nodes(found: ClusterTestbed, count: int) -> Iterator[None]:
     renewal = threading.Thread(target=renew_leases, args=(found, names, over))
     renewal.start()
     try:
-        time.sleep(12)  # until the taint of a node that was not ready yet is gone
+        eventually(lambda: not tainted(found, names))  # as long as they count as not ready
         yield
     finally:
         over.set()
@@ -33,6 +36,11 @@ def invented_nodes(found: ClusterTestbed, count: int) -> Iterator[None]:
         found.kubectl("delete", "node", *names, "--wait=false")
         if real:
             found.kubectl("uncordon", *real)
+
+
+def tainted(found: ClusterTestbed, names: list[str]) -> list[str]:
+    nodes = {each["metadata"]["name"]: each["spec"] for each in found.get("nodes")["items"]}
+    return [name for name in names if nodes[name].get("taints")]
 
 
 def invented_node(name: str) -> dict[str, Any]:
@@ -57,7 +65,7 @@ def renew_leases(found: ClusterTestbed, names: list[str], over: threading.Event)
                 for name in names
             ],
         )
-        if over.wait(10):
+        if over.wait(RENEWAL_S):
             return
 
 

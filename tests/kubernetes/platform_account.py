@@ -54,11 +54,11 @@ class PlatformAccount:
         )
         self.admin.apply(CLUSTER_ROLE, role | {"rules": less(role["rules"], right)})
         try:
-            eventually(lambda: not self.has(right, namespace), within=20)
+            eventually(lambda: not self.has(right, namespace))
             yield
         finally:
             self.admin.apply(CLUSTER_ROLE, role)
-            eventually(lambda: self.has(right, namespace), within=20)
+            eventually(lambda: self.has(right, namespace))
 
 
 def less(rules: list[dict[str, Any]], right: Right) -> list[dict[str, Any]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import socket
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,10 +15,9 @@ from cluster_testbed import ClusterTestbed
 from controller_processes import ControllerProcesses, run_controllers
 from falaj.records.training.jobs import Job
 from platforms import make_platform
-from polling import eventually
+from polling import eventually, let_pass
 from worker_image import IMAGE
 
-DEADLINE_S = 90.0
 LEASE_S = 20.0
 """A controller that got no CPU for so long ends: the machines of the cluster share this one."""
 
@@ -52,11 +50,11 @@ class PodJobs(ControllerProcesses):
         testbed = self.cluster
         assert testbed is not None
         left = ("pods", "--all-namespaces", "--selector", "app.kubernetes.io/managed-by=falaj")
-        eventually(lambda: not testbed.get(*left)["items"], within=DEADLINE_S, every=0.5)
+        eventually(lambda: not testbed.get(*left)["items"])
         return max(self.free_now(cluster) for _ in range(5))  # the watch may be a little behind
 
     def free_now(self, cluster: str | None = None) -> int:
-        time.sleep(0.3)
+        let_pass(0.3)
         found = [each for each in self.platform.nodes.list() if each.node.cluster == cluster]
         return sum(each.free.cpus for each in found if not each.node.cordoned)
 

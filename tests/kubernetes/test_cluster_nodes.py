@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster_testbed import ClusterTestbed, eventually
+from cluster_testbed import ClusterTestbed
 from falaj.drivers.kubernetes.client import connect, resource_of, translated
 from falaj.drivers.kubernetes.nodes import KubernetesNodes
 from falaj.errors import Unavailable
@@ -21,6 +21,7 @@ from falaj.ports.machine.hardware import NodeFacts
 from falaj.records.config import KubernetesConfig
 from falaj.records.scheduling.snapshot import HeldByOthers
 from pod_jobs import idle_pod
+from polling import eventually
 from recorded_nodes import dra_gpu, resource_slice
 
 
@@ -56,20 +57,20 @@ def test_nodes_are_followed_through_cordon_restart_and_loss(
     cluster.signal("kubelet-1", signal.SIGSTOP)  # it is lost once the grace period has passed
     try:
         cluster.kubectl("cordon", "node-0")
-        eventually(lambda: state(inventory, "node-0") == "cordoned", within=20)
+        eventually(lambda: state(inventory, "node-0") == "cordoned")
         cluster.kubectl("label", "node", "node-0", "topology.kubernetes.io/zone=desert-1")
-        eventually(lambda: find(inventory, "node-0").cluster.zone == "local", within=20)  # type: ignore[union-attr]
+        eventually(lambda: find(inventory, "node-0").cluster.zone == "local")  # type: ignore[union-attr]
 
         lists = inventory._nodes.lists
         cluster.restart("kube-apiserver")
-        eventually(lambda: inventory._nodes.lists > lists and inventory.fault is None, within=60)
+        eventually(lambda: inventory._nodes.lists > lists and inventory.fault is None)
         cluster.kubectl("uncordon", "node-0")
-        eventually(lambda: state(inventory, "node-0") == "ready", within=20)
+        eventually(lambda: state(inventory, "node-0") == "ready")
 
-        eventually(lambda: state(inventory, "node-1") == "lost", within=100, every=0.2)
+        eventually(lambda: state(inventory, "node-1") == "lost")
     finally:
         cluster.signal("kubelet-1", signal.SIGCONT)
-    eventually(lambda: state(inventory, "node-1") == "ready", within=60)
+    eventually(lambda: state(inventory, "node-1") == "ready")
     cluster.kubectl("label", "node", "node-0", "topology.kubernetes.io/zone-")
 
 
@@ -83,17 +84,17 @@ def test_one_watch_sees_nodes_come_and_go(cluster: ClusterTestbed, config: Kuber
         "create", "-f", "-", stdin='{"apiVersion":"v1","kind":"Node","metadata":{"name":"ghost"}}'
     )
     try:
-        eventually(lambda: {each.name for each in inventory.nodes()} == names | {"ghost"}, within=20)
+        eventually(lambda: {each.name for each in inventory.nodes()} == names | {"ghost"})
         assert noticed.is_set()
         assert state(inventory, "ghost") == "lost"
         slices = resource_slice("ghost", [dra_gpu(0), dra_gpu(1)])
         cluster.kubectl("create", "-f", "-", stdin=_json(slices))
-        eventually(lambda: len(find(inventory, "ghost").gpus) == 2, within=20)
+        eventually(lambda: len(find(inventory, "ghost").gpus) == 2)
         assert find(inventory, "ghost").gpus[0].id.startswith("GPU-")
     finally:
         cluster.kubectl("delete", "node", "ghost")
         cluster.kubectl("delete", "resourceslice", "ghost-gpu.nvidia.com-x1", "--ignore-not-found")
-    eventually(lambda: {each.name for each in inventory.nodes()} == names, within=20)
+    eventually(lambda: {each.name for each in inventory.nodes()} == names)
     assert inventory._nodes.lists == 1
     inventory.close()
 
@@ -111,11 +112,11 @@ def test_requests_of_pods_that_are_not_the_platforms_are_held(
         def held() -> HeldByOthers:
             return find(inventory, "node-0").others or HeldByOthers()
 
-        eventually(lambda: held().gpus == {"": 3}, within=20)
+        eventually(lambda: held().gpus == {"": 3})
         assert held().cpus - before.cpus == 1
         assert held().memory_bytes - before.memory_bytes == 64 << 20
         cluster.kubectl("delete", "pod", "theirs", "--namespace", namespace, "--grace-period=1")
-        eventually(lambda: held() == before, within=60)
+        eventually(lambda: held() == before)
 
 
 def test_missing_rights_and_definitions_are_named(

@@ -30,7 +30,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 FLIGHTS = Path(__file__).parents[2] / "examples" / "flights"
 NEEDS = ("numpy", "pandas", "python-dateutil", "six")
 """What the training needs besides the packages of a worker."""
-PATIENCE_S = 240.0
 EPOCHS, BATCH = 12, 512
 HELD = """
 import os, select, signal
@@ -96,7 +95,7 @@ class Flights:
             log = self.jobs.log(job) if now.attempt > after and now.state is JobState.RUNNING else ""
             return log.count("held") == now.spec.nodes
 
-        eventually(held, within=PATIENCE_S, every=0.5)
+        eventually(held)
         return self.show(job.id).attempt
 
     def running_pods(self, job: Job) -> list[Any]:
@@ -105,7 +104,7 @@ class Flights:
     def let_go(self, job: Job) -> None:
         for pod in self.running_pods(job):
             name = pod["metadata"]["name"]
-            eventually(lambda name=name: self._touches(name), within=60, every=1)  # type: ignore[misc]
+            eventually(lambda name=name: self._touches(name))  # type: ignore[misc]
 
     def _touches(self, pod: str) -> bool:
         try:
@@ -190,15 +189,15 @@ def test_the_demonstrations_training_survives_everything_and_is_exact(
 
     # Another job of higher priority takes one of its two GPUs, and it waits for both.
     urgent = flights.train("waits.py", "--priority", "high")
-    eventually(lambda: flights.show(job.id).state is JobState.QUEUED, within=PATIENCE_S, every=0.5)
-    eventually(lambda: jobs.log(urgent) == "up\n", within=PATIENCE_S, every=0.5)
+    eventually(lambda: flights.show(job.id).state is JobState.QUEUED)
+    eventually(lambda: jobs.log(urgent) == "up\n")
     assert flights.show(job.id).preemptions == 1
 
     # It goes on in one pod, beside the other job, which then ends: one node has no room for both.
     falaj.done("jobs", "move", job.id, "--nodes", "1")
     alone = flights.is_held(job, after=began)
     flights.let_go(urgent)
-    assert jobs.ends(urgent, within=PATIENCE_S).state is JobState.DONE
+    assert jobs.ends(urgent).state is JobState.DONE
 
     # The node of this pod is drained, and it moves to the other.
     (pod,) = flights.running_pods(job)
@@ -215,9 +214,9 @@ def test_the_demonstrations_training_survives_everything_and_is_exact(
     assert len(before) == 2
     cluster.restart("kube-apiserver")
     cluster.restart("kubelet-1")
-    eventually(lambda: uids(flights, job) == before, within=60, every=1)
+    eventually(lambda: uids(flights, job) == before)
     flights.let_go(job)
-    done = jobs.ends(job, within=PATIENCE_S)
+    done = jobs.ends(job)
 
     assert (done.state, done.reason, done.attempt) == (JobState.DONE, None, last), jobs.log(job)
     endings = flights.endings(job)  # those between waited in Kueue, and were moved
@@ -225,9 +224,9 @@ def test_the_demonstrations_training_survives_everything_and_is_exact(
         *("preempted", "moved", "moved", "done")
     ], endings
     assert "Kueue preempted it" in endings[0][1]
-    eventually(lambda: not jobs.objects("pods,trainjobs,jobsets,jobs,secrets,workloads"), within=60)
+    eventually(lambda: not jobs.objects("pods,trainjobs,jobsets,jobs,secrets,workloads"))
 
-    undisturbed = jobs.ends(flights.fit("train_torch.py", "--nodes", "1"), within=PATIENCE_S)
+    undisturbed = jobs.ends(flights.fit("train_torch.py", "--nodes", "1"))
     assert (undisturbed.state, undisturbed.attempt) == (JobState.DONE, 1), jobs.log(undisturbed)
     expected = jobs.losses(undisturbed)
     assert len(expected) > 4 * 4

@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from cluster_testbed import ClusterTestbed, eventually
+from cluster_testbed import ClusterTestbed
 from falaj.errors import InvalidInput
 from falaj.records.training.jobs import Job, JobState
-from pod_jobs import DEADLINE_S, PodJobs, pod_jobs
+from pod_jobs import PodJobs, pod_jobs
+from polling import eventually
 
 WAITS = """
 import falaj as fj, os, time
@@ -26,10 +27,7 @@ fj.job.log(step=1, loss=0.5)
 print("done", flush=True)
 """
 TOUCH = ("python3", "-c", "open('/tmp/go', 'w')")
-PATIENCE_S = 90.0
 """A start that was refused several times is repeated only once a minute."""
-
-pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture
@@ -42,8 +40,6 @@ def begins(jobs: PodJobs, job: Job, *, attempt: int = 1) -> None:
     """Wait until the code of an attempt runs."""
     eventually(
         lambda: jobs.platform.jobs.show(job.id).attempt == attempt and "hello" in jobs.log(job),
-        within=PATIENCE_S,
-        every=0.2,
     )
 
 
@@ -54,16 +50,16 @@ def says(jobs: PodJobs, job: Job, *words: str) -> str:
         reason = jobs.platform.jobs.show(job.id).reason or ""
         return reason if any(each in reason for each in words) else None
 
-    return str(eventually(found, within=PATIENCE_S, every=0.2))
+    return str(eventually(found))
 
 
 def let_go(jobs: PodJobs, job: Job) -> None:
     (pod,) = jobs.pods(job)
-    eventually(lambda: jobs.kubectl("exec", pod["metadata"]["name"], "--", *TOUCH) == "", within=60, every=1)
+    eventually(lambda: jobs.kubectl("exec", pod["metadata"]["name"], "--", *TOUCH) == "")
 
 
 def assert_done_once(jobs: PodJobs, job: Job, *, attempt: int = 1) -> None:
-    ended = jobs.ends(job, within=PATIENCE_S)
+    ended = jobs.ends(job)
     assert (ended.state, ended.reason, ended.attempt) == (JobState.DONE, None, attempt), jobs.log(job)
     assert jobs.log(job) == "hello\ndone\n"
     assert jobs.points(job)["loss"] == 1
@@ -106,7 +102,7 @@ def test_revoked_credentials_are_named_while_running_jobs_go_on(
         begins(jobs, running)
 
         worker_image.kubectl("delete", "serviceaccount", "platform", "--namespace", namespace)
-        eventually(lambda: is_refused(replace(worker_image, kubeconfig=kubeconfig)), within=60, every=1)
+        eventually(lambda: is_refused(replace(worker_image, kubeconfig=kubeconfig)))
         late = jobs.submit(WAITS)
         says(jobs, late, "does not accept the credentials of the platform; they have expired or were revoked")
         let_go(jobs, running)
@@ -116,14 +112,12 @@ def test_revoked_credentials_are_named_while_running_jobs_go_on(
         begins(jobs, late)
         let_go(jobs, late)
         assert_done_once(jobs, late)
-        eventually(
-            lambda: not jobs.objects("pods,jobs,secrets"), within=DEADLINE_S
-        )  # also those of the first
+        eventually(lambda: not jobs.objects("pods,jobs,secrets"))  # also those of the first
 
 
 def assert_done_once_but_left(jobs: PodJobs, job: Job) -> None:
     """Check that a job ended although the cluster does not let its objects be deleted."""
-    eventually(lambda: "done" in jobs.log(job), within=PATIENCE_S)
+    eventually(lambda: "done" in jobs.log(job))
     assert jobs.platform.jobs.show(job.id).attempt == 1
 
 
@@ -177,7 +171,7 @@ def test_what_someone_deletes_is_made_again_once(jobs: PodJobs) -> None:
         begins(jobs, job, attempt=3)
         let_go(jobs, job)
         assert_done_once(jobs, job, attempt=3)
-    eventually(lambda: not jobs.objects("pods,jobs,secrets"), within=DEADLINE_S)
+    eventually(lambda: not jobs.objects("pods,jobs,secrets"))
 
 
 def test_a_quota_that_refuses_is_named_and_long_names_are_shortened_in_labels(jobs: PodJobs) -> None:
@@ -218,7 +212,7 @@ def test_an_object_that_someone_deletes_is_named_and_the_job_goes_on_once(
 
         assert f"its {kind} falaj-" in jobs.platform.jobs.explain(job.id).words
         assert len([pod for pod in jobs.pods(job) if "deletionTimestamp" not in pod["metadata"]]) == 1
-        eventually(lambda: len(jobs.pods(job)) == 1, within=PATIENCE_S, every=0.5)
+        eventually(lambda: len(jobs.pods(job)) == 1)
         let_go(jobs, job)
         assert_done_once(jobs, job, attempt=2)
-        eventually(lambda: not jobs.objects(f"pods,jobs,secrets,{kind.lower()}s"), within=DEADLINE_S)
+        eventually(lambda: not jobs.objects(f"pods,jobs,secrets,{kind.lower()}s"))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster_testbed import ClusterTestbed, eventually
+from cluster_testbed import ClusterTestbed
 from falaj.drivers.kubernetes.inventory.node_state import CORDON
 from falaj.drivers.kubernetes.maintenance import KubernetesMaintenance
 from falaj.errors import Conflict, NotFound, Unavailable
@@ -18,7 +18,8 @@ from falaj.records.config import KubernetesConfig
 from falaj.records.scheduling.hardware import Machine
 from falaj.records.scheduling.mig import GpuSettings
 from falaj.records.training.jobs import Job, JobState
-from pod_jobs import DEADLINE_S, PodJobs, pod_jobs
+from pod_jobs import PodJobs, pod_jobs
+from polling import eventually
 
 SLICE = "nvidia.com/mig-1g.10gb"
 SAVES = """
@@ -65,12 +66,12 @@ def machine(jobs: PodJobs, name: str) -> Machine:
 
 def started(jobs: PodJobs, job: Job) -> None:
     """Wait until the script of a job has begun. Each look is an entry of the audit log, so they are few."""
-    eventually(lambda: "attempt 1" in jobs.log(job) or jobs.state(job).ended, within=DEADLINE_S, every=0.5)
+    eventually(lambda: "attempt 1" in jobs.log(job) or jobs.state(job).ended)
     assert jobs.state(job) is JobState.RUNNING, jobs.log(job)
 
 
 def becomes(jobs: PodJobs, name: str, is_so: Callable[[Machine], bool]) -> Machine:
-    eventually(lambda: is_so(machine(jobs, name)), within=30, every=0.2)
+    eventually(lambda: is_so(machine(jobs, name)))
     return machine(jobs, name)
 
 
@@ -100,7 +101,7 @@ def test_a_drained_node_loses_its_job_to_another_and_keeps_the_pods_of_others(
     closed = cluster.get("node", "node-0")
     assert closed["spec"]["unschedulable"] is True
     assert json.loads(closed["metadata"]["annotations"][note])["reason"] == "a fan is replaced"
-    ended = jobs.ends(job, within=DEADLINE_S)
+    ended = jobs.ends(job)
     assert (ended.state, ended.attempt) == (JobState.DONE, 2), jobs.log(job)
     assert cluster.get("pod", "foreign", "-n", foreign)["status"]["phase"] == "Running"
     assert machine(jobs, "node-0").jobs == 0
@@ -144,8 +145,8 @@ def test_a_job_gets_the_slice_that_it_was_placed_on(jobs: PodJobs, sliced: str) 
     with pytest.raises(Conflict, match="1 jobs run on node node-1"):
         nodes.configure_gpus(sliced, settings=settings)
     jobs.platform.jobs.cancel(job.id)
-    assert jobs.ends(job, within=DEADLINE_S).state is JobState.CANCELLED
-    eventually(lambda: not jobs.pods(job), within=60)
+    assert jobs.ends(job).state is JobState.CANCELLED
+    eventually(lambda: not jobs.pods(job))
 
     assert nodes.configure_gpus(sliced, settings=settings).before == GpuSettings()
     assert jobs.cluster.get("node", sliced)["metadata"]["labels"]["nvidia.com/mig.config"] == "falaj-1"

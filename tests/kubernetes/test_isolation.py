@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from cluster_testbed import ClusterTestbed, eventually
+from cluster_testbed import ClusterTestbed
 from falaj.drivers.kubernetes.isolation.policies import NAMESPACE, NETWORK_POLICY
 from falaj.drivers.kubernetes.isolation.rights import ROLE_BINDING, role_binding
 from falaj.drivers.kubernetes.manifests import KubernetesManifests
@@ -22,7 +22,8 @@ from falaj.ports.launcher import Launch
 from falaj.records.scheduling.snapshot import Quota
 from falaj.records.training.jobs import JobState
 from platform_account import PlatformAccount, platform_account
-from pod_jobs import DEADLINE_S, pod_jobs
+from pod_jobs import pod_jobs
+from polling import eventually
 
 DIGEST = "sha256:" + "a" * 64
 IMAGE = f"registry.example.com/falaj-worker@{DIGEST}"
@@ -71,11 +72,11 @@ def test_a_pod_of_ours_is_admitted_and_others_are_not(account: tuple[PlatformAcc
     other = {"containers": [spec["containers"][0] | {"image": f"evil.example.com/falaj-worker@{DIGEST}"}]}
     moved = {"containers": [spec["containers"][0] | {"image": "registry.example.com/falaj-worker:1"}]}
 
-    assert "created" in eventually(lambda: admit(made.cluster, pod(namespace, prefix)), within=20)
+    assert "created" in eventually(lambda: admit(made.cluster, pod(namespace, prefix)))
     with pytest.raises(AssertionError, match=r"violates PodSecurity.*hostPath"):
         admit(made.cluster, pod(namespace, prefix, **host))
     for image in (other, moved):  # an admission policy is known after some seconds
-        eventually(lambda image=image: is_refused(made.cluster, pod(namespace, prefix, **image)), within=30)
+        eventually(lambda image=image: is_refused(made.cluster, pod(namespace, prefix, **image)))
 
 
 def is_refused(cluster: ClusterTestbed, manifest: dict[str, Any]) -> bool:
@@ -123,7 +124,7 @@ def refusal(store: KubernetesManifests, kind: Any, manifest: dict[str, Any]) -> 
             return error
         return None
 
-    return eventually(refused, within=30)
+    return eventually(refused)
 
 
 def test_what_others_changed_is_put_back_and_what_is_theirs_is_left_alone(
@@ -170,7 +171,7 @@ def test_a_workspace_that_is_given_no_namespace_waits_and_says_what_to_do(
 
         there = namespaces.ensure_for("risk")
         assert there == f"{prefix}-risk"
-        eventually(lambda: account.client.may("create", "secrets", group="", namespace=there), within=20)
+        eventually(lambda: account.client.may("create", "secrets", group="", namespace=there))
         assert not account.client.may("create", "namespaces", group="")
 
 
@@ -191,12 +192,12 @@ def test_a_job_survives_the_deletion_of_its_namespace(
 ) -> None:
     with pod_jobs(worker_image, namespace, tmp_path) as jobs:
         job = jobs.submit(WAITS)
-        eventually(lambda: "hello 1" in jobs.log(job), within=DEADLINE_S)
+        eventually(lambda: "hello 1" in jobs.log(job))
         assert "token False" in jobs.log(job)
 
         worker_image.kubectl("delete", "namespace", jobs.namespace, "--wait=false")
 
-        ended = jobs.ends(job, within=2 * DEADLINE_S)
+        ended = jobs.ends(job)
         assert (ended.state, ended.attempt) == (JobState.DONE, 2), ended.reason
         labels = worker_image.get("namespace", jobs.namespace)["metadata"]["labels"]
         assert labels["pod-security.kubernetes.io/enforce"] == "restricted"

@@ -10,7 +10,7 @@ import pytest
 from cluster_testbed import ClusterTestbed
 from falaj.records.scheduling.snapshot import Reason
 from falaj.records.training.jobs import JobState
-from pod_jobs import DEADLINE_S, idle_pod, pod_jobs
+from pod_jobs import idle_pod, pod_jobs
 from polling import eventually
 
 MEET = """
@@ -51,7 +51,7 @@ def test_two_pods_meet(
     addons: ClusterTestbed, worker_image: ClusterTestbed, namespace: str, tmp_path: Path, objects: str
 ) -> None:
     with pod_jobs(worker_image, namespace, tmp_path, objects=objects) as jobs:
-        job = jobs.ends(jobs.submit(MEET, nodes=2, spread=True), within=DEADLINE_S)
+        job = jobs.ends(jobs.submit(MEET, nodes=2, spread=True))
         assert (job.state, job.reason) == (JobState.DONE, None), jobs.log(job)
         assert sorted(jobs.log(job).splitlines()) == ["rank 0 heard rank 1", "rank 0 of 2", "rank 1 of 2"]
         assert sorted(each.path for each in job.outputs) == ["0.txt", "1.txt"]
@@ -64,26 +64,26 @@ def test_two_pods_wait_for_what_pods_of_others_hold(
         free = jobs.free_cpus()
         theirs = idle_pod(namespace, "theirs", cpu="1200m")
         worker_image.kubectl("create", "-f", "-", stdin=json.dumps(theirs))
-        eventually(lambda: jobs.free_now() < free, within=30)
+        eventually(lambda: jobs.free_now() < free)
 
         job = jobs.submit("print('made')", nodes=free, cpus=1)
-        waits = eventually(lambda: jobs.platform.jobs.explain(job.id), within=DEADLINE_S)
+        waits = eventually(lambda: jobs.platform.jobs.explain(job.id))
 
         assert (waits.state, waits.reason) == ("waiting", Reason.CAPACITY), waits.words
         assert jobs.platform.jobs.show(job.id).state is JobState.QUEUED
         worker_image.kubectl("delete", "pod", "theirs", "--namespace", namespace)
-        job = jobs.ends(job, within=DEADLINE_S)
+        job = jobs.ends(job)
         assert (job.state, job.reason) == (JobState.DONE, None), jobs.log(job)
 
 
 def test_nodes_end_together(worker_image: ClusterTestbed, namespace: str, tmp_path: Path) -> None:
     with pod_jobs(worker_image, namespace, tmp_path, objects="job") as jobs:
-        job = jobs.ends(jobs.submit(FAIL, nodes=2, spread=True), within=DEADLINE_S)
+        job = jobs.ends(jobs.submit(FAIL, nodes=2, spread=True))
         assert job.state is JobState.FAILED
         assert job.reason is not None
         assert "rank 1 gives up" in job.reason
 
         roles = {"chief": 1, "worker": 1, "ps": 2}  # the second node has parameter servers alone
         served = jobs.submit(SERVED, framework="tensorflow", nodes=2, roles=roles, spread=True)
-        job = jobs.ends(served, within=DEADLINE_S)  # although its parameter servers would go on
+        job = jobs.ends(served)  # although its parameter servers would go on
         assert (job.state, job.reason) == (JobState.DONE, None), jobs.log(job)

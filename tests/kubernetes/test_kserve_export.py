@@ -10,8 +10,9 @@ import pytest
 import yaml
 
 import falaj as fj
-from cluster_testbed import ClusterTestbed, eventually
+from cluster_testbed import ClusterTestbed
 from model_servers import constant
+from polling import eventually
 
 DEFINITION = "inferenceservices.serving.kserve.io"
 TOML = """
@@ -41,11 +42,12 @@ def kserve(cluster: ClusterTestbed, tmp_path_factory: pytest.TempPathFactory) ->
         pytest.skip("needs a cluster with KServe's definitions, or crds.tar.xz in FALAJ_TEST_CLUSTER")
     folder = tmp_path_factory.mktemp("definitions")
     with tarfile.open(archive) as packed:
-        packed.extractall(folder, filter="data")
+        packed.extraction_filter = getattr(tarfile, "data_filter", None)  # since Python 3.11.4
+        packed.extractall(folder)
     file = folder / "crds" / "kserve" / "inferenceservices.yaml"
     cluster.kubectl("apply", "--server-side", "--filename", str(file))
     kinds = ("api-resources", "--api-group=serving.kserve.io", "--output", "name")
-    eventually(lambda: DEFINITION in cluster.kubectl(*kinds), within=60)
+    eventually(lambda: DEFINITION in cluster.kubectl(*kinds))
     return cluster
 
 

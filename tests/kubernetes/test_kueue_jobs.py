@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from cluster_testbed import ClusterTestbed, eventually
+from cluster_testbed import ClusterTestbed
 from falaj.records.scheduling.snapshot import Quota
 from falaj.records.training.jobs import Job, JobState
 from falaj.training import store
-from pod_jobs import DEADLINE_S, PodJobs, pod_jobs
+from pod_jobs import PodJobs, pod_jobs
+from polling import eventually
 
 SAVES = """
 import falaj as fj, signal, sys, time
@@ -72,27 +73,27 @@ def ending(jobs: PodJobs, job: Job, attempt: int) -> str | None:
 
 def test_a_job_waits_for_quota_is_preempted_by_a_higher_priority_and_resumes(jobs: PodJobs) -> None:
     low = jobs.submit(SAVES, priority=-1000, **SMALL)
-    eventually(lambda: "began" in jobs.log(low), within=DEADLINE_S)
+    eventually(lambda: "began" in jobs.log(low))
     running = jobs.platform.jobs.show(low.id)
     assert running.state is JobState.RUNNING
     assert running.node == jobs.pods(low)[0]["spec"]["nodeName"]
 
     second = jobs.submit(TALK, priority=-1000, **SMALL)
     wanted = "Kueue waits for quota: insufficient unused quota for nvidia.com/gpu in flavor"
-    eventually(lambda: wanted in explained(jobs, second), within=DEADLINE_S)
+    eventually(lambda: wanted in explained(jobs, second))
     assert jobs.state(second) is JobState.QUEUED
     assert jobs.platform.queues.show("risk").waiting == 1
     jobs.platform.jobs.cancel(second.id)
-    assert jobs.ends(second, within=DEADLINE_S).state is JobState.CANCELLED
+    assert jobs.ends(second).state is JobState.CANCELLED
 
     high = jobs.submit(TALK, priority=1000, **SMALL)
-    assert jobs.ends(high, within=DEADLINE_S).state is JobState.DONE
-    resumed = jobs.ends(low, within=DEADLINE_S)
+    assert jobs.ends(high).state is JobState.DONE
+    resumed = jobs.ends(low)
 
     assert (resumed.state, resumed.attempt, resumed.preemptions) == (JobState.DONE, 2, 1), resumed.reason
     assert "resumed from 7 b'state'" in jobs.log(low)
     assert "Kueue preempted it" in (ending(jobs, low, 1) or "")
-    eventually(lambda: not jobs.objects("pods,jobs,secrets,workloads"), within=30)
+    eventually(lambda: not jobs.objects("pods,jobs,secrets,workloads"))
     charged = set(jobs.platform.rows_of("SELECT job FROM scheduling_usage"))
     assert charged == {low.id, high.id}  # what only waited is not charged
 
@@ -102,13 +103,13 @@ def test_a_queue_that_is_stopped_is_named_until_it_goes_on(jobs: PodJobs) -> Non
     prefix = jobs.namespace.removesuffix("-default")
     stop = '{"spec":{"stopPolicy":"%s"}}'
     name = f"{prefix}-risk"
-    eventually(lambda: name in jobs.kubectl("get", "clusterqueues", "-o", "name"), within=DEADLINE_S)
+    eventually(lambda: name in jobs.kubectl("get", "clusterqueues", "-o", "name"))
     jobs.kubectl("patch", "clusterqueue", name, "--type=merge", "-p", stop % "Hold")
 
     job = jobs.submit(TALK, **SMALL)
 
     sentence = f"Kueue admits nothing: ClusterQueue {name} is stopped (stopPolicy Hold)"
-    eventually(lambda: jobs.platform.jobs.show(job.id).reason == sentence, within=DEADLINE_S)
+    eventually(lambda: jobs.platform.jobs.show(job.id).reason == sentence)
     assert explained(jobs, job) == sentence
     jobs.kubectl("patch", "clusterqueue", name, "--type=merge", "-p", stop % "None")
-    assert jobs.ends(job, within=DEADLINE_S).state is JobState.DONE
+    assert jobs.ends(job).state is JobState.DONE

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from cluster_testbed import ClusterTestbed, eventually
+from cluster_testbed import ClusterTestbed
 from falaj.records.scheduling.kueue import ObjectDrift
 from falaj.records.scheduling.snapshot import Quota
 from platforms import OwnPlatform, make_platform
+from polling import eventually
 
 GPU = "nvidia.com/gpu"
 FAIR = "fairSharing:\n  preemptionStrategies: [LessThanOrEqualToFinalShare, LessThanInitialShare]\n"
@@ -29,11 +30,11 @@ def fair_kueue(addons: ClusterTestbed) -> ClusterTestbed:
         addons.kubectl(*patch, json.dumps({"data": data}))
         addons.kubectl("rollout", "restart", "deployment", "-n", "kueue-system")
     addons.kubectl("rollout", "status", "deployment", "-n", "kueue-system", "--timeout=100s")
-    eventually(lambda: len(addons.get("pods", "-n", "kueue-system")["items"]) == 1, within=60)
+    eventually(lambda: len(addons.get("pods", "-n", "kueue-system")["items"]) == 1)
     asks = ("create", "--dry-run=server", "--filename", "-")
     for kind in ("ResourceFlavor", "ClusterQueue"):  # until its webhooks answer
         probe = {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": kind, "metadata": {"name": "probe"}}
-        eventually(lambda probe=probe: addons.kubectl(*asks, stdin=json.dumps(probe)), within=60)  # type: ignore[misc]
+        eventually(lambda probe=probe: addons.kubectl(*asks, stdin=json.dumps(probe)))  # type: ignore[misc]
     return addons
 
 
@@ -109,7 +110,7 @@ def test_queues_are_applied_once_and_edits_are_put_back(
     platform.queues.set("risk", quota=Quota(gpus=4), limit=Quota(gpus=8), parent="bank", weight=0.5)
 
     first = platform.queues.apply()
-    eventually(lambda: active(fair_kueue, f"{prefix}-risk"), within=60)
+    eventually(lambda: active(fair_kueue, f"{prefix}-risk"))
     again = platform.queues.apply()
 
     assert states(first.changed) == {"missing"}
@@ -156,27 +157,23 @@ def test_jobs_borrow_share_by_weight_and_give_back(fair_kueue: ClusterTestbed, p
     platform.queues.apply()
     prefix = prefix_of(platform)
     for queue in ("owner", "wide", "thin", "bounded"):
-        eventually(lambda queue=queue: active(fair_kueue, f"{prefix}-{queue}"), within=60)
+        eventually(lambda queue=queue: active(fair_kueue, f"{prefix}-{queue}"))
 
     create(fair_kueue, *(job(platform, f"bounded-{n}", "bounded", 1) for n in range(3)))
-    eventually(lambda: refused(fair_kueue, platform), within=60, every=0.3)
+    eventually(lambda: refused(fair_kueue, platform))
     assert len(running(fair_kueue, platform)) == 2
     fair_kueue.kubectl("delete", "jobs", "--all", "-n", f"{prefix}-default")
 
     create(fair_kueue, *(job(platform, f"thin-{n}", "thin", 2) for n in range(8)))
-    eventually(
-        lambda: len(running(fair_kueue, platform)) == 8, within=60, every=0.3
-    )  # all 16, also owner's 4
+    eventually(lambda: len(running(fair_kueue, platform)) == 8)  # all 16, also owner's 4
 
     create(fair_kueue, *(job(platform, f"wide-{n}", "wide", 2) for n in range(8)))
     eventually(
         lambda: shares(fair_kueue, platform) in ({"thin": 3, "wide": 5}, {"thin": 2, "wide": 6}),
-        within=90,
-        every=0.5,
     )
 
     create(fair_kueue, *(job(platform, f"owner-{n}", "owner", 2) for n in range(3)))
-    eventually(lambda: shares(fair_kueue, platform).get("owner") == 2, within=90, every=0.5)  # not a third
+    eventually(lambda: shares(fair_kueue, platform).get("owner") == 2)  # not a third
     assert sum(shares(fair_kueue, platform).values()) <= 8
 
 

@@ -24,7 +24,7 @@ from falaj.drivers.kubernetes.remote_attempt import Objects
 from falaj.drivers.processes.attempt_spec import SandboxSpec
 from falaj.ports.sandbox import MachineFacts
 from launcher_testbed import ATTEMPT, processes_mentioning
-from pod_jobs import DEADLINE_S, address_of_this_machine
+from pod_jobs import address_of_this_machine
 from pod_testbed import NOT_IN_PODS, PodTestbed, agent_server, api_cluster
 from polling import eventually
 from worker_image import IMAGE
@@ -89,7 +89,7 @@ class ClusterPodTestbed(PodTestbed):
 
     def assert_nothing_is_left(self, attempt: str = ATTEMPT) -> None:
         super().assert_nothing_is_left(attempt)
-        eventually(lambda: not self.pods(attempt), within=self.deadline_s)
+        eventually(lambda: not self.pods(attempt))
 
     def pods(self, attempt: str) -> list[Any]:
         selected = ("--selector", f"app.kubernetes.io/name={object_name(attempt)}")
@@ -177,7 +177,6 @@ def testbed(
             made = ClusterPodTestbed(
                 Path(folder),
                 SandboxSpec("same-uid", MachineFacts(is_root=False, python="python3")),
-                DEADLINE_S,
                 cluster=cluster,
                 settings=settings,
                 objects=objects,

@@ -30,8 +30,8 @@ def inventory(cluster: ClusterTestbed) -> Iterator[KubernetesNodes]:
     config = KubernetesConfig(kubeconfig=cluster.kubeconfig)
     try:
         with closing(KubernetesNodes(config, home="contract")) as made:
-            eventually(lambda: any(each.others for each in made.nodes()), within=30)
-            eventually(lambda: any(has_free_cpus(each) for each in made.nodes()), within=60)
+            eventually(lambda: any(each.others for each in made.nodes()))
+            eventually(lambda: any(has_free_cpus(each) for each in made.nodes()))
             yield made
     finally:
         cluster.kubectl("delete", "pod", "inventory-contract", "--namespace", "default", "--wait=false")

@@ -35,7 +35,7 @@ from falaj.records.scheduling.snapshot import Quota
 from falaj.records.training.jobs import JobState
 from falaj.scheduling.kueue.render import KINDS as QUEUE_KINDS
 from platform_account import PlatformAccount, platform_account
-from pod_jobs import DEADLINE_S, pod_jobs
+from pod_jobs import pod_jobs
 from polling import eventually
 from worker_image import IMAGE
 
@@ -68,7 +68,7 @@ def test_with_all_rights_jobs_run_and_queues_are_applied(
         platform_account(addons, tmp_path, prefix=namespace, **SETTINGS) as account,
         pod_jobs(addons, namespace, tmp_path, objects="auto", kubeconfig=account.config.kubeconfig) as jobs,
     ):
-        job = jobs.ends(jobs.submit("print('hello', flush=True)"), within=DEADLINE_S)
+        job = jobs.ends(jobs.submit("print('hello', flush=True)"))
 
         assert (job.state, job.reason) == (JobState.DONE, None), jobs.log(job)
         assert not jobs.platform.queues.apply().left
@@ -133,13 +133,13 @@ def follow(account: PlatformAccount, folder: Path, right: Right) -> FalajError |
             "resourceslices": nodes._slices,
             "pods": cluster._cache,
         }
-        return eventually(lambda: caches[right.resource].fault, within=20)
+        return eventually(lambda: caches[right.resource].fault)
 
 
 def follow_workloads(account: PlatformAccount, folder: Path, right: Right) -> FalajError | None:
     with closing(KueueWorkloads(partial(connect, account.config))) as workloads:
         workloads.find("job", namespace="none")
-        return eventually(lambda: workloads._open()[1].fault, within=20)
+        return eventually(lambda: workloads._open()[1].fault)
 
 
 def cordon(account: PlatformAccount, folder: Path, right: Right) -> FalajError | None:
@@ -229,7 +229,7 @@ def start(launcher: KubernetesLauncher, given: Launch) -> None:
             return False
         return True
 
-    eventually(is_seen, within=20, every=0.5)
+    eventually(is_seen)
 
 
 def keep_queue(account: PlatformAccount, folder: Path, right: Right) -> FalajError | None:

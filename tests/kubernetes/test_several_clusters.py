@@ -12,7 +12,7 @@ from falaj.drivers.kubernetes.pods import object_name
 from falaj.errors import NotFound
 from falaj.records.names import new_id
 from falaj.records.training.jobs import Job, JobState
-from pod_jobs import DEADLINE_S, PodJobs, pod_jobs
+from pod_jobs import PodJobs, pod_jobs
 from polling import eventually
 
 WAITS = """
@@ -58,9 +58,9 @@ def test_jobs_run_and_end_in_the_cluster_in_which_they_were_placed(
         free = jobs.free_cpus("home")
 
         gang = jobs.submit(WAITS, nodes=free)  # a CPU each
-        eventually(lambda: jobs.log(gang).count("up") == free, within=DEADLINE_S)
+        eventually(lambda: jobs.log(gang).count("up") == free)
         burst = jobs.submit(WAITS)
-        eventually(lambda: jobs.log(burst).count("up") == 1, within=DEADLINE_S)
+        eventually(lambda: jobs.log(burst).count("up") == 1)
 
         assert (placed(jobs, gang), placed(jobs, burst)) == ("home", "cloud")
         assert (pods_in(home, jobs, gang), pods_in(cloud, jobs, gang)) == (free, 0)
@@ -71,15 +71,15 @@ def test_jobs_run_and_end_in_the_cluster_in_which_they_were_placed(
         cloud.signal("kube-apiserver", signal.SIGSTOP)  # it does not answer, which is worse than a refusal
         try:
             jobs.platform.jobs.cancel(gang.id)
-            assert jobs.ends(gang, within=DEADLINE_S).state is JobState.CANCELLED
-            short = jobs.ends(jobs.submit(SHORT, nodes=2), within=DEADLINE_S)
+            assert jobs.ends(gang).state is JobState.CANCELLED
+            short = jobs.ends(jobs.submit(SHORT, nodes=2))
             assert (short.state, short.reason) == (JobState.DONE, None)
             assert jobs.platform.jobs.show(burst.id).state is JobState.RUNNING
         finally:
             cloud.signal("kube-apiserver", signal.SIGCONT)
         jobs.platform.jobs.cancel(burst.id)
-        assert jobs.ends(burst, within=DEADLINE_S).state is JobState.CANCELLED
-        eventually(lambda: pods_in(cloud, jobs, burst) == 0, within=DEADLINE_S)
+        assert jobs.ends(burst).state is JobState.CANCELLED
+        eventually(lambda: pods_in(cloud, jobs, burst) == 0)
 
 
 @pytest.mark.slow
@@ -103,7 +103,7 @@ def test_leftovers_are_swept_and_nodes_cordoned_in_each_cluster(
         def is_gone() -> bool:
             return not second_cluster.get("jobs", "--namespace", jobs.namespace)["items"]
 
-        eventually(is_gone, within=DEADLINE_S)
+        eventually(is_gone)
         jobs.platform.nodes.cordon("cloud.node-0", reason="repair")
         assert second_cluster.get("node", "node-0")["spec"]["unschedulable"]
         assert "unschedulable" not in worker_image.get("node", "node-0")["spec"]

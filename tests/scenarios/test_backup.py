@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,10 +20,9 @@ from command_line import environment
 from falaj.apps.supervisor import down, status
 from falaj.sdk import credentials
 from model_servers import constant
-from polling import eventually
+from polling import PATIENCE_S, eventually
 
 FALAJ = [sys.executable, "-c", "import sys; from falaj.apps.cli.app import run; sys.exit(run(sys.argv[1:]))"]
-READY_S = 60
 
 
 class Machine:
@@ -37,12 +35,12 @@ class Machine:
 
     def start(self) -> None:
         self.up = subprocess.Popen([*FALAJ, "up", "--port", "0"], env=self.environment, cwd=self.folder)
-        eventually(lambda: status(self.home).ready, within=READY_S, every=0.05)
+        eventually(lambda: status(self.home).ready)
 
     def stop(self) -> None:
         down(self.home)
         if self.up is not None:
-            self.up.wait(READY_S)
+            self.up.wait(PATIENCE_S)
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -57,7 +55,7 @@ class Machine:
     def predict(self) -> Any:
         """Ask the endpoint, once the model server serves it."""
         body = {"inputs": [{"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1.0, 2.0]}]}
-        url = eventually(lambda: status(self.home).models, within=READY_S, every=0.1)
+        url = eventually(lambda: status(self.home).models)
         token = credentials.token_for(status(self.home).url)
         header = {"Authorization": f"Bearer {token}"}
 
@@ -65,7 +63,7 @@ class Machine:
             answer = httpx.post(f"{url}/v2/models/churn/infer", json=body, headers=header)
             return answer if answer.status_code == 200 else None
 
-        return eventually(ask, within=READY_S, every=0.2).json()
+        return eventually(ask).json()
 
 
 @pytest.fixture
@@ -97,15 +95,16 @@ def test_a_platform_is_backed_up_while_it_runs_killed_and_restored(machine: Mach
     work(machine)
     before = machine.predict()
     logged = ("endpoints", "prediction", before["id"])
-    eventually(lambda: machine.run(*logged).returncode == 0, within=READY_S, every=1)
+    eventually(lambda: machine.run(*logged).returncode == 0)
     backup = subprocess.Popen([*FALAJ, "backup", "backups"], env=machine.environment, cwd=machine.folder)
-    eventually((machine.folder / "backups" / "objects").exists, within=READY_S, every=0.001)
+    eventually((machine.folder / "backups" / "objects").exists, every=0.001)
     backup.send_signal(signal.SIGKILL)
     backup.wait()
 
     made = machine.json("backup", "backups", "--keys", "safe")
     machine.run("blobs", "put", "train.py", "later")
-    time.sleep(1.5)  # a head of it is signed
+    with fj.connect(status(machine.home).url) as platform:
+        platform.audit.inclusion_proof(0)  # a head of it is signed
     machine.stop()
     shutil.rmtree(machine.home)
     shutil.rmtree(machine.folder / "config" / "keys")

@@ -42,7 +42,7 @@ def test_a_job_with_a_killed_rank_ends_with_its_certificate(tmp_path: Path) -> N
         controllers.start_controller()
         job = controllers.submit(FIT, framework="torch", processes=2, retries=1, timeout="PT3M")
 
-        done = controllers.ends(job, within=150)
+        done = controllers.ends(job)
 
         assert (done.state, done.attempt) == (JobState.DONE, 2), done.reason
         (blob,) = (

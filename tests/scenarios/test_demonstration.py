@@ -119,7 +119,9 @@ def demonstration(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KeptDemo
     ):
         kept = KeptDemonstration(folder, process)
         try:
-            eventually(lambda: process.poll() is not None or LINK.search(kept.printed), within=160, every=0.5)
+            while process.poll() is None and not LINK.search(kept.printed):
+                before = kept.printed
+                eventually(lambda: process.poll() is not None or kept.printed != before)  # noqa: B023
             assert kept.link
             yield kept
         finally:

@@ -24,7 +24,7 @@ from falaj.records.control.workflows import WorkflowRun, WorkflowState
 from falaj.records.governance.objects import StoredObject
 from falaj.records.names import ROOT, PrincipalId, new_id
 from platforms import URL_VARIABLE, OwnPlatform, make_platform
-from polling import eventually
+from polling import PATIENCE_S, eventually
 
 pytestmark = pytest.mark.slow
 
@@ -88,10 +88,10 @@ class Stage:
         return sign
 
     def did(self, name: str, by: subprocess.Popen[bytes]) -> None:
-        eventually((self.signs / f"did-{name}-{by.pid}").exists, within=20)
+        eventually((self.signs / f"did-{name}-{by.pid}").exists)
 
     def ends(self, ident: str) -> WorkflowRun:
-        eventually(lambda: self.platform.workflows.show(ident).state.ended, within=20, every=0.05)
+        eventually(lambda: self.platform.workflows.show(ident).state.ended)
         return self.platform.workflows.show(ident)
 
     def outcomes(self) -> list[tuple[str, str]]:
@@ -168,7 +168,7 @@ def test_a_controller_whose_lease_expired_has_no_effect(stage: Stage) -> None:
     sleeper.send_signal(signal.SIGCONT)
 
     assert ended.state is WorkflowState.DONE
-    assert sleeper.wait(20) == LEASE_LOST
+    assert sleeper.wait(PATIENCE_S) == LEASE_LOST
     assert stage.platform.workflows.show(ident) == ended
     assert len([rule for rule, _ in stage.outcomes() if rule != "replayed"]) == len(NAMES)
 
@@ -202,7 +202,7 @@ def test_work_is_authorized_again_at_each_step(stage: Stage) -> None:
     stage.platform.workspaces.revoke("platform", owner, role="admin")
     hold.unlink()
 
-    ended = eventually(lambda: ended_row(stage, ident), within=20)
+    ended = eventually(lambda: ended_row(stage, ident))
     assert ended["state"] == WorkflowState.FAILED
     assert "may not workspaces.create" in ended["error"]
     assert [outcome for _, outcome in stage.outcomes()] == ["done", "denied"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pwd
 import re
 import signal
 import subprocess
@@ -26,7 +25,6 @@ HOWTO = [
     "read-an-audit-proof",
     "policies",
     "add-an-operation",
-    "add-a-driver",
     "add-a-console-page",
     "bring-a-scikit-learn-model",
     "export-models",
@@ -47,6 +45,8 @@ HOWTO = [
 """The order on one platform; the last page adds users."""
 ON_A_CLUSTER = ["build-images", "run-on-kubernetes", "operate-nodes"]
 """Pages whose commands need a cluster, GPUs or a Debian mirror; tests/kubernetes does what they say."""
+IN_A_COPY = ["add-a-driver", "add-an-aggregation"]
+"""Pages that change the repository; test_contributor_pages.py follows them in a copy."""
 REFERENCE = ["features", "models", "serving", "monitoring", "pipelines", "tracking"]
 """Each page continues with the objects of those before it."""
 RUNTIME = ["index", "data", "plan", "parallel", "memory", "checkpoints", "profile"]
@@ -61,9 +61,8 @@ STORY = {
         "was edited",
         "exit status 1",
     ],
-    "policies": ["no-export", "production", pwd.getpwuid(os.getuid()).pw_name],
+    "policies": ["no-export", "production", "owner"],
     "add-an-operation": ["/api/v1/counts/show"],
-    "add-a-driver": ["12 passed"],
     "bring-a-scikit-learn-model": [
         "leavers@1 is registered",
         "leavers@2 onnx",
@@ -132,9 +131,8 @@ STORY = {
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_every_block_of_the_howto_pages_works(tmp_path: Path) -> None:
-    assert sorted(HOWTO + ON_A_CLUSTER) == sorted(page.stem for page in DOCS.glob("howto/*.md"))
+    assert sorted(HOWTO + ON_A_CLUSTER + IN_A_COPY) == sorted(page.stem for page in DOCS.glob("howto/*.md"))
 
     with running_platform(tmp_path) as environment:
         for page in HOWTO:
@@ -145,7 +143,6 @@ def test_every_block_of_the_howto_pages_works(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_every_block_of_the_reference_pages_works(tmp_path: Path) -> None:
     folder = tmp_path / "reference"
     folder.mkdir()
@@ -156,7 +153,6 @@ def test_every_block_of_the_reference_pages_works(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_every_example_of_the_runtime_pages_works(tmp_path: Path) -> None:
     """In one process, which imports torch once."""
     assert sorted(RUNTIME) == sorted(page.stem for page in DOCS.glob("reference/runtime/*.md"))
@@ -197,7 +193,7 @@ def running_platform(folder: Path) -> Iterator[dict[str, str]]:
         subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL) as platform,
     ):
         try:
-            eventually(lambda: (home / "run.json").exists(), within=60)
+            eventually(lambda: (home / "run.json").exists())
             url = json.loads((home / "run.json").read_text())["url"]
             yield environment | {"PATH": f"{quick}:{path}", "FALAJ_URL": url}
         finally:

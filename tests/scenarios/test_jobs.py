@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from falaj.apps.cli.app import run
 from falaj.records.training.jobs import JobState
 from falaj.training.tables import attempts
 from platforms import make_platform
-from polling import eventually
+from polling import PATIENCE_S, eventually, let_pass
 
 pytestmark = pytest.mark.slow
 
@@ -89,14 +88,14 @@ def test_jobs_outlive_controllers_that_are_killed_while_they_start_and_run(
 ) -> None:
     jobs = [controllers.submit(SLOW, name=f"slow-{number}") for number in range(3)]
     controller = controllers.start_controller()
-    eventually(lambda: controllers.state(jobs[0]) is JobState.RUNNING, within=20)  # recorded, not started
+    eventually(lambda: controllers.state(jobs[0]) is JobState.RUNNING)  # recorded, not started
 
     for pause in (0.0, 0.05, 0.6, 0.3):
-        time.sleep(pause)  # killed at an arbitrary moment
+        let_pass(pause)  # killed at an arbitrary moment
         controller.kill()
         controller.wait()
         controller = controllers.start_controller()
-        eventually(controllers.is_led_by_the_newest, within=20)
+        eventually(controllers.is_led_by_the_newest)
 
     ended = [controllers.ends(job) for job in jobs]
     assert [(job.state, job.attempt, len(job.outputs)) for job in ended] == [(JobState.DONE, 1, 1)] * 3
@@ -136,12 +135,12 @@ def test_jobs_fail_are_followed_requeued_and_cancelled(controllers: ControllerPr
     assert "ValueError: no such column: delay" in (failed.reason or "")
 
     controller.send_signal(signal.SIGTERM)
-    assert controller.wait(20) == 0
+    assert controller.wait(PATIENCE_S) == 0
     back = controllers.platform.jobs.show(endless.id)
     assert (back.state, back.reason) == (JobState.QUEUED, "interrupted: the platform stopped")
 
     controllers.start_controller()
-    eventually(lambda: controllers.state(endless) is JobState.RUNNING, within=20)
+    eventually(lambda: controllers.state(endless) is JobState.RUNNING)
     controllers.platform.jobs.cancel(endless.id)
     cancelled = controllers.ends(endless)
     assert (cancelled.state, cancelled.attempt) == (JobState.CANCELLED, 2)

@@ -22,7 +22,7 @@ from falaj.records.training.jobs import Job, JobState
 from platforms import make_platform
 from polling import eventually
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 
 ROWS, GROUP_ROWS = 700_003, 90_000
 MODEL = """
@@ -68,7 +68,7 @@ def job_of(controllers: ControllerProcesses) -> Job:
             each for each in controllers.platform.jobs.list().items if each.spec.name.startswith("predict-")
         ]
 
-    eventually(lambda: bool(jobs()), within=60)
+    eventually(lambda: bool(jobs()))
     return jobs()[0]
 
 
@@ -91,7 +91,7 @@ def processes_of(job: Job) -> list[int]:
 
 
 def require_predicted(controllers: ControllerProcesses, work: Any) -> None:
-    eventually(lambda: controllers.platform.workflows.show(work.id).state.ended, within=60)
+    eventually(lambda: controllers.platform.workflows.show(work.id).state.ended)
     made: pa.Table = pq.read_table(io.BytesIO(controllers.platform.get("scores")))
     assert made.column_names == ["id", "score"]
     assert np.array_equal(made["id"].to_numpy(), np.arange(ROWS))
@@ -102,12 +102,12 @@ def test_a_job_whose_process_is_killed_goes_on_where_it_stopped(controllers: Con
     platform = controllers.platform
     work = platform.predict("slow@1", "blob:rows", "scores")
     job = job_of(controllers)
-    eventually(lambda: saved_rows(controllers, job) > 100_000, within=120)
+    eventually(lambda: saved_rows(controllers, job) > 100_000)
 
     killed = processes_of(job)
     for pid in killed:
         os.kill(pid, signal.SIGKILL)
-    done = controllers.ends(job, within=120)
+    done = controllers.ends(job)
 
     assert killed
     assert (done.state, done.attempt) == (JobState.DONE, 2), done.reason
@@ -121,13 +121,13 @@ def test_a_preempted_job_goes_on_where_it_stopped(controllers: ControllerProcess
     cpus = platform.parts.compute.nodes()[0].cpus
     work = platform.predict("slow@1", "blob:rows", "scores", queue="lab", cpus=cpus)
     job = job_of(controllers)
-    eventually(lambda: (platform.jobs.show(job.id).progress or job.progress) is not None, within=120)
-    eventually(lambda: platform.jobs.show(job.id).progress.step > 0, within=120)  # type: ignore[union-attr]
+    eventually(lambda: (platform.jobs.show(job.id).progress or job.progress) is not None)
+    eventually(lambda: platform.jobs.show(job.id).progress.step > 0)  # type: ignore[union-attr]
 
     urgent = controllers.submit("print('at last')", name="urgent", queue="risk", cpus=cpus)
-    controllers.ends(urgent, within=90)
+    controllers.ends(urgent)
     kept = saved_rows(controllers, job)
-    done = controllers.ends(job, within=120)
+    done = controllers.ends(job)
 
     assert kept > 100_000
     assert (done.state, done.attempt, done.preemptions) == (JobState.DONE, 2, 1), done.reason

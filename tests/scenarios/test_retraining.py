@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -66,7 +65,6 @@ def platform(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Platfo
             process.wait()
 
 
-@pytest.mark.timeout(240)
 def test_a_retraining_survives_kills_of_its_controller(platform: Platform, tmp_path: Path) -> None:
     prepare(platform, tmp_path)
 
@@ -122,7 +120,7 @@ def prepare(platform: Platform, folder: Path) -> None:
 def traffic(platform: Platform) -> Iterator[None]:
     """Send requests, and labels that are all 1, until the end of the block."""
     stop = threading.Event()
-    url = eventually(lambda: platform.endpoints.show("m").url, within=30)
+    url = eventually(lambda: platform.endpoints.show("m").url)
     token = platform.tokens.issue(purpose="traffic").secret
 
     def send() -> None:
@@ -149,12 +147,17 @@ def traffic(platform: Platform) -> Iterator[None]:
 def kill_along(platform: Platform, work: str) -> tuple[list[str], WorkflowRun]:
     """Kill the controller once at each observed step in KILLS; return those steps, and the final workflow."""
     killed: list[str] = []
-    while not (now := platform.workflows.show(work)).state.ended:
+
+    def kill_and_look() -> WorkflowRun | None:
+        now = platform.workflows.show(work)
         doing = (now.doing or "").partition(":")[0]
         controller = platform.platform.status().controller
         if doing in KILLS and doing not in killed and controller is not None:
             with suppress(ProcessLookupError):
                 os.kill(int(controller.split(":")[1]), signal.SIGKILL)
                 killed.append(doing)
-        time.sleep(0.01)
-    return killed, now
+        return now if now.state.ended else None
+
+    ended = eventually(kill_and_look, every=0.01)
+    assert ended is not None
+    return killed, ended

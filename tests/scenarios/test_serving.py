@@ -29,13 +29,12 @@ from falaj.records.serving.endpoints import Route, ScoringRule
 from falaj.records.serving.predictions import GroundTruth
 from falaj.sdk.platform import Platform
 from model_servers import constant
-from polling import eventually
+from polling import PATIENCE_S, eventually
 from processes import children
 
 pytestmark = pytest.mark.slow
 
 UP = "import sys; from falaj.apps.supervisor import up; sys.exit(up(port=0))"
-READY_S = 30
 BODY = {"inputs": [{"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1.0, 2.0]}]}
 
 
@@ -58,7 +57,7 @@ class Running:
 
     @cached_property
     def models(self) -> str:
-        return eventually(lambda: status(self.home).models, within=READY_S, every=0.05)
+        return eventually(lambda: status(self.home).models)
 
     def register(self, value: float) -> str:
         blob = self.platform.blobs.upload(iter([constant(self.folder / f"{value}.onnx", value).read_bytes()]))
@@ -68,9 +67,7 @@ class Running:
         """Route everything to `version`, and wait until it answers."""
         self.platform.endpoints.deploy("m", model=f"m@{version}", scoring=ScoringRule.SQUARED_ERROR)
         with httpx.Client() as client:
-            eventually(
-                lambda: self.ask(client).json().get("model_version") == version, within=READY_S, every=0.05
-            )
+            eventually(lambda: self.ask(client).json().get("model_version") == version)
 
     def ask(self, client: httpx.Client, name: str = "m") -> httpx.Response:
         headers = {"Authorization": f"Bearer {self.token}"}
@@ -99,7 +96,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         (folder / "home").mkdir(mode=0o700)
         (folder / "home" / "falaj.toml").write_text("[serving]\nlog_every = 0.3\n")
         with started(folder) as process:
-            eventually(lambda: status(folder / "home").ready, within=READY_S, every=0.05)
+            eventually(lambda: status(folder / "home").ready)
             with fj.connect(str(status(folder / "home").url)) as platform:
                 token = platform.tokens.issue(purpose="scenario").secret
                 made = Running(folder, process, platform, token)
@@ -119,7 +116,7 @@ def started(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
         finally:
             process.terminate()
             with suppress(subprocess.TimeoutExpired):
-                process.wait(20)
+                process.wait(PATIENCE_S)
             process.kill()
 
 
@@ -192,10 +189,10 @@ def test_routes_change_under_load_and_no_request_fails(running: Running) -> None
         running.platform.endpoints.route("m", routes=routes)
         eventually(lambda: seen[200, wanted] > before[200, wanted])  # noqa: B023 - used at once
     running.platform.endpoints.deploy("m", model="m@3")
-    eventually(lambda: seen[200, "3"] > 20, within=10)
+    eventually(lambda: seen[200, "3"] > 20)
     over.set()
     for asker in askers:
-        asker.join(10)
+        asker.join(PATIENCE_S)
 
     assert {code for code, _ in seen} == {200}
     assert {version for _, version in seen} == {"1", "2", "3"}
@@ -228,9 +225,9 @@ def test_a_killed_server_comes_back_with_its_counters_and_log(running: Running) 
     assert pid is not None
 
     os.kill(pid, signal.SIGKILL)
-    eventually(lambda: running.server_pid() not in (None, pid), within=READY_S)
+    eventually(lambda: running.server_pid() not in (None, pid))
     with httpx.Client() as client:
-        eventually(lambda: status_of_request(running, client) == 200, within=READY_S)
+        eventually(lambda: status_of_request(running, client) == 200)
 
     assert status(running.home).models == address
     eventually(lambda: requests(running, "3") > before)
@@ -250,11 +247,11 @@ def test_predictions_that_were_logged_first_survive_kill_9(running: Running) -> 
         thread.start()
     for victims in (("server",), ("log",), ("log", "server")):
         enough = len(logged) + 20
-        eventually(lambda enough=enough: len(logged) >= enough, within=READY_S)
+        eventually(lambda enough=enough: len(logged) >= enough)
         pids = {"server": running.server_pid(), "log": running.log_pid()}
         for victim in victims:
             os.kill(int(pids[victim] or 0), signal.SIGKILL)
-        eventually(lambda old=pids["log"]: running.log_pid() not in (None, old), within=READY_S)
+        eventually(lambda old=pids["log"]: running.log_pid() not in (None, old))
     over.set()
     for thread in threads:
         thread.join()

@@ -64,12 +64,12 @@ def test_after_kills_of_the_controller_no_finished_trial_is_repeated(
 
     for enough in (1, 2, 4):
         controller = controllers.start_controller()
-        eventually(lambda: len(ended_trials(platform, study)) >= enough, within=120, every=0.1)  # noqa: B023
+        eventually(lambda: len(ended_trials(platform, study)) >= enough)  # noqa: B023
         controller.kill()  # SIGKILL
         controller.wait()
         seen |= ended_trials(platform, study)
     controllers.start_controller()
-    eventually(lambda: platform.studies.show(study.id).state.ended, within=180, every=0.1)
+    eventually(lambda: platform.studies.show(study.id).state.ended)
 
     found = platform.studies.show(study.id)
     trials = ended_trials(platform, study)
@@ -124,7 +124,7 @@ def test_cancelling_its_workflow_stops_a_study_and_its_jobs(tmp_path: Path) -> N
 
     with fj.open(tmp_path / "home") as platform:
         study = platform.tune(script, space=SPACE, metric="score", trials=4, parallel=2)
-        eventually(lambda: platform.studies.show(study.id).counts.get(TrialState.RUNNING) == 2, within=90)
+        eventually(lambda: platform.studies.show(study.id).counts.get(TrialState.RUNNING) == 2)
         platform.workflows.cancel(str(study.work))
         *_, ended = platform.studies.watch(study.id)
         for job in platform.jobs.list().items:

@@ -17,7 +17,7 @@ from falaj.training.tables import attempts
 from platforms import make_platform
 from polling import eventually
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.slow
 
 SPACE = {"x": {"low": -3.0, "high": 3.0}}
 SCRIPT = """
@@ -49,7 +49,7 @@ def tune(controllers: ControllerProcesses, script: str = SCRIPT, **options: Any)
 
 
 def ended(controllers: ControllerProcesses, study: Study) -> Study:
-    eventually(lambda: controllers.platform.studies.show(study.id).state.ended, within=200, every=0.1)
+    eventually(lambda: controllers.platform.studies.show(study.id).state.ended)
     return controllers.platform.studies.show(study.id)
 
 
@@ -82,9 +82,7 @@ def test_a_study_says_that_the_budget_is_spent_and_goes_on_when_it_is_raised(
     study = tune(controllers, trials=3, parallel=1, timeout="1h")
     controllers.start_controller()
 
-    waiting = eventually(
-        lambda: (found := platform.studies.show(study.id)).reason and found, within=120, every=0.2
-    )
+    waiting = eventually(lambda: (found := platform.studies.show(study.id)).reason and found)
     shown = platform.workflows.show(str(waiting.work)).doing
     platform.queues.set_budget("default", money=100.0)
     found = ended(controllers, study)
@@ -153,17 +151,17 @@ def test_a_preempted_trial_is_saved_queued_again_resumed_and_counted_once(
         queue="lab",
         priority=-10,
     )
-    before = eventually(lambda: trial_of(controllers, study, 1, TrialState.RUNNING), within=60, every=0.1)
-    eventually(lambda: platform.jobs.show(str(before.job)).progress, within=60, every=0.1)
+    before = eventually(lambda: trial_of(controllers, study, 1, TrialState.RUNNING))
+    eventually(lambda: platform.jobs.show(str(before.job)).progress)
 
     urgent = controllers.submit("import time; time.sleep(600)", name="urgent", queue="lab", priority=10)
     if is_killed:
-        eventually(lambda: platform.jobs.show(str(before.job)).leaving, within=60, every=0.02)
+        eventually(lambda: platform.jobs.show(str(before.job)).leaving)
         controller.kill()
         controller.wait()
         controllers.start_controller()
-    waiting = eventually(lambda: trial_of(controllers, study, 1, TrialState.QUEUED), within=60, every=0.05)
-    eventually(lambda: controllers.state(urgent) is JobState.RUNNING, within=60, every=0.05)
+    waiting = eventually(lambda: trial_of(controllers, study, 1, TrialState.QUEUED))
+    eventually(lambda: controllers.state(urgent) is JobState.RUNNING)
     at_preemption = platform.studies.show(study.id)
     platform.jobs.cancel(urgent.id)
     found = ended(controllers, study)

@@ -15,7 +15,7 @@ from falaj.control.controller import LEASE_LOST
 from falaj.records.training.jobs import Job, JobState
 from falaj.training.tables import attempts
 from platforms import make_platform
-from polling import eventually
+from polling import PATIENCE_S, eventually
 
 pytestmark = pytest.mark.slow
 
@@ -41,7 +41,7 @@ def controllers(
 
 
 def ran_once(controllers: ControllerProcesses, jobs: list[Job]) -> None:
-    ended = [controllers.ends(job, within=90) for job in jobs]
+    ended = [controllers.ends(job) for job in jobs]
     assert [(job.state, job.attempt) for job in ended] == [(JobState.DONE, 1)] * len(jobs)
     assert [controllers.points(job) for job in jobs] == [{"ran": 1}] * len(jobs)
     assert len(controllers.platform.rows(attempts)) == len(jobs)
@@ -58,15 +58,15 @@ def test_a_controller_resumed_after_sigstop_has_lost_its_lease_and_writes_nothin
 ) -> None:
     jobs = [controllers.submit(SHORT, name=f"short-{number}") for number in range(JOBS)]
     first = controllers.start_controller()
-    eventually(lambda: controllers.fence() == 1, within=30)
+    eventually(lambda: controllers.fence() == 1)
     second = controllers.start_controller()
-    eventually(lambda: any(controllers.state(job) is JobState.RUNNING for job in jobs), within=30)
+    eventually(lambda: any(controllers.state(job) is JobState.RUNNING for job in jobs))
 
     os.kill(first.pid, signal.SIGSTOP)
-    eventually(lambda: controllers.fence() == 2, within=90)  # it may hold locks until they time out
+    eventually(lambda: controllers.fence() == 2)  # it may hold locks until they time out
     os.kill(first.pid, signal.SIGCONT)
 
-    assert first.wait(30) == LEASE_LOST
+    assert first.wait(PATIENCE_S) == LEASE_LOST
     ran_once(controllers, jobs)
     assert second.poll() is None
 
@@ -76,7 +76,7 @@ def test_controllers_take_over_as_each_active_one_is_killed(controllers: Control
     for _ in range(2):
         controllers.start_controller()
     for turn in (1, 2, 3):
-        eventually(lambda turn=turn: controllers.fence() >= turn, within=60)  # type: ignore[misc]
+        eventually(lambda turn=turn: controllers.fence() >= turn)  # type: ignore[misc]
         leader = leading(controllers)
         leader.kill()
         leader.wait()

@@ -10,7 +10,6 @@ import stat
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ import falaj as fj
 from falaj.apps.supervisor import down, status, up
 from falaj.errors import FalajError, HomeBusy
 from falaj.sdk import credentials
-from polling import eventually
+from polling import PATIENCE_S, eventually
 from processes import children, is_alive
 
 pytestmark = pytest.mark.slow
@@ -33,7 +32,6 @@ UP = """import sys
 from falaj.apps.supervisor import up
 port = int(sys.argv[1])
 sys.exit(up(port=None if port < 0 else port))"""
-READY_S = 30
 API, CONTROLLER = "falaj.apps.api.server", "falaj.apps.controller.process"
 
 
@@ -61,11 +59,11 @@ class Running:
         return next(iter(children(self.process.pid, module)), None)
 
     def wait_until_ready(self) -> None:
-        eventually(lambda: status(self.home).ready, within=READY_S, every=0.05)
+        eventually(lambda: status(self.home).ready)
 
     def ended(self) -> int:
         """Return the exit code, once it has ended."""
-        return self.process.wait(READY_S)
+        return self.process.wait(PATIENCE_S)
 
 
 @contextmanager
@@ -86,8 +84,6 @@ def started(home: Path, *, port: int = 0) -> Iterator[Running]:
         try:
             eventually(
                 lambda: "five minutes" in running.printed or process.poll() is not None,
-                within=READY_S,
-                every=0.05,
             )
             yield running
         finally:
@@ -194,11 +190,10 @@ def test_it_stops_cleanly_with_open_connections(running: Running) -> None:
         uploads.sendall(f"{head}Transfer-Encoding: chunked\r\n\r\n".encode() + b"5\r\nbytes\r\n")
 
         running.process.send_signal(signal.SIGTERM)
-        begun_at = time.monotonic()
-        eventually(lambda: not is_alive(api), within=READY_S, every=0.1)
+        eventually(lambda: not is_alive(api))
 
-    assert time.monotonic() - begun_at < 8  # after ten seconds the parent kills it
     assert running.ended() == 0
+    assert "api did not stop" not in running.warned
 
 
 # ---------------------------------------------------------------------------------------------- killed parts
@@ -210,8 +205,8 @@ def test_a_killed_api_is_started_again_where_it_was(running: Running) -> None:
 
     os.kill(first, signal.SIGKILL)
 
-    eventually(lambda: running.child(API) not in (None, first), within=READY_S)
-    eventually(lambda: name_at(running.url), within=READY_S, every=0.05)
+    eventually(lambda: running.child(API) not in (None, first))
+    eventually(lambda: name_at(running.url))
     assert status(running.home).url == running.url
 
 
@@ -221,7 +216,7 @@ def test_a_killed_controller_is_started_again(running: Running) -> None:
 
     os.kill(first, signal.SIGKILL)
 
-    eventually(lambda: running.child(CONTROLLER) not in (None, first), within=READY_S)
+    eventually(lambda: running.child(CONTROLLER) not in (None, first))
     assert status(running.home).running
 
 
@@ -232,7 +227,7 @@ def test_parts_end_with_a_killed_parent(running: Running) -> None:
 
     running.process.kill()
 
-    eventually(lambda: not any(is_alive(pid) for pid in parts), within=READY_S, every=0.05)
+    eventually(lambda: not any(is_alive(pid) for pid in parts))
     assert not status(running.home).running
     with fj.open(running.home) as platform:
         assert platform.verify_audit().ok
@@ -244,7 +239,7 @@ def test_acknowledged_writes_survive_a_power_cut(home: Path) -> None:
     with started(home) as running:
         writer = threading.Thread(target=write_until_cut, args=(running.url, acknowledged))
         writer.start()
-        eventually(lambda: len(acknowledged) >= 20, within=READY_S)
+        eventually(lambda: len(acknowledged) >= 20)
         parts = [running.child(API), running.child(CONTROLLER)]
         for pid in (running.process.pid, *parts):
             os.kill(pid, signal.SIGKILL)
@@ -269,6 +264,56 @@ def write_until_cut(url: str, acknowledged: list[str]) -> None:
     with suppress(FalajError), fj.connect(url) as platform:
         for number in range(10_000):
             acknowledged.append(platform.workspaces.create(f"kept-{number}").name)
+
+
+# ------------------------------------------------------------------------------- a part that keeps failing
+
+
+def test_a_controller_that_keeps_failing_is_told_once_and_ends_all_waiting(
+    home: Path, tmp_path: Path
+) -> None:
+    home.mkdir(mode=0o700, parents=True)
+    (home / "workflows.db").write_bytes(b"damaged " * 1000)
+    (tmp_path / "train.py").write_text("print(1)")
+    (tmp_path / "space.toml").write_text("[x]\ntype = 'float'\nlow = 0.0\nhigh = 1.0\n")
+    search = ["--space", str(tmp_path / "space.toml"), "--metric", "auc", "--trials", "1"]
+    with started(home) as running, fj.connect(running.url) as platform:
+        platform.put("kept", b"bytes")
+        work = platform.blobs.copy("kept", "local", name="twin").id
+
+        waited = run_on(home, "workflows", "watch", work)  # began before it was known
+        sentence = status(home).failing[0]
+        trained = run_on(home, "train", str(tmp_path / "train.py"))
+        job = platform.jobs.list().items[0].id
+        others = [
+            run_on(home, "jobs", "wait", job),
+            run_on(home, "jobs", "logs", job, "--follow"),
+            run_on(home, "tune", str(tmp_path / "train.py"), *search),
+        ]
+        shown = run_on(home, "status")
+        (home / "workflows.db").unlink()
+        eventually(lambda: not status(home).failing)
+        ended = run_on(home, "workflows", "watch", work)
+        again = run_on(home, "jobs", "wait", job)
+
+    log = home / "logs" / "controller.jsonl"
+    assert re.fullmatch(
+        rf"the controller keeps failing since \S+ \S+ UTC: DatabaseError: .* not a database; its log is {log}",
+        sentence,
+    )
+    for each in (waited, trained, *others):
+        assert (each.returncode, each.stderr.splitlines()[-1]) == (1, f"error[process.failed] {sentence}")
+    assert (shown.returncode, sentence in shown.stdout) == (1, True)
+    assert running.warned.count("\n") == 3  # two ends, and the sentence
+    assert running.warned.splitlines()[-1] == f"warning: {sentence}"
+    assert '"trace"' in log.read_text()
+    assert "the controller runs again" in running.printed
+    assert (ended.returncode, again.returncode) == (0, 0)
+
+
+def run_on(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "falaj", "--home", str(home), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
 
 
 # ----------------------------------------------------------------------------------------------- failed starts
@@ -326,12 +371,12 @@ def test_a_model_server_whose_port_is_taken_is_told(home: Path) -> None:
             running.wait_until_ready()
             (home / "serving").touch()  # as the first deployment does
 
-            problem = eventually(lambda: status(home).models_problem, within=READY_S, every=0.1)
+            problem = eventually(lambda: status(home).models_problem)
 
             assert f"cannot listen on 127.0.0.1:{port}" in problem
             assert "set serving.port" in running.warned
     with started(home, port=-1) as running:
-        eventually(lambda: status(home).models == f"http://127.0.0.1:{port}", within=READY_S, every=0.1)
+        eventually(lambda: status(home).models == f"http://127.0.0.1:{port}")
         assert status(home).models_problem is None
 
 
@@ -358,22 +403,22 @@ def test_a_start_that_fails_is_one_error_with_its_fix(home: Path, tmp_path: Path
     assert "fix      stop what listens there, or set server.port" in done.stderr
 
 
-def test_a_policy_with_actions_of_an_earlier_version_is_one_error_with_the_new_names(home: Path) -> None:
+def test_a_policy_that_does_not_fit_the_schema_is_one_error(home: Path) -> None:
     home.mkdir(mode=0o700, parents=True)
-    (home / "old.cedar").write_text('permit(principal, action == Action::"blob.upload", resource);')
-    (home / "falaj.toml").write_text('policies = ["old.cedar"]')
+    (home / "odd.cedar").write_text('permit(principal, action == Action::"blobs.fly", resource);')
+    (home / "falaj.toml").write_text('policies = ["odd.cedar"]')
 
     done = run_falaj("--home", str(home), "up", "--port", "0")
 
     assert done.returncode == 2
-    assert done.stderr.startswith("error[policy.invalid] policy file:old.cedar does not fit the schema")
-    assert 'write Action::"blobs.upload" for Action::"blob.upload"' in done.stderr
+    assert done.stderr.startswith("error[policy.invalid] policy file:odd.cedar does not fit the schema")
+    assert 'unrecognized action `Action::"blobs.fly"`' in done.stderr
     assert "Traceback" not in done.stderr
 
 
 def run_falaj(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "falaj", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=READY_S)
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
 
 
 # ---------------------------------------------------------------------------- output that nobody can read
@@ -428,7 +473,7 @@ def test_a_platform_that_cannot_print_restarts_its_parts_and_stops(home: Path, k
                 killed = running.child(module)
                 assert killed is not None
                 os.kill(killed, signal.SIGKILL)
-                eventually(lambda m=module, k=killed: running.child(m) not in (None, k), within=READY_S)  # type: ignore[misc]
+                eventually(lambda m=module, k=killed: running.child(m) not in (None, k))  # type: ignore[misc]
             running.wait_until_ready()
 
             process.terminate()
@@ -453,7 +498,7 @@ def test_a_platform_whose_controller_was_killed_is_not_ready_until_the_next_one_
     os.kill(running.child(CONTROLLER), signal.SIGKILL)
 
     # Its lease is valid for at least 6 seconds more: readiness must not depend on the lease alone.
-    eventually(lambda: httpx.get(ready).status_code == 503, within=5, every=0.01)
+    eventually(lambda: httpx.get(ready).status_code == 503)
     running.wait_until_ready()
     assert status(running.home).controller not in (None, first)
     assert httpx.get(ready).json() == {"ready": True}

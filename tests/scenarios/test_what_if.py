@@ -22,13 +22,12 @@ from falaj.records.control.workflows import WorkflowRun, WorkflowState
 from falaj.records.scheduling.simulation import Changes, NewWeight, WhatIfComparison, WhatIfQuestion
 from falaj.scheduling.simulator.history import answer
 from platforms import make_platform
-from polling import eventually
+from polling import PATIENCE_S, eventually
 from processes import is_alive
 
 pytestmark = pytest.mark.slow
 
 JOBS = 1500
-SLOW = 60
 """Seconds that a loaded machine may take."""
 
 
@@ -54,13 +53,13 @@ def controllers(
 
 def stopped_replay(controller: subprocess.Popen[bytes]) -> int:
     """Stop the replay process as soon as it exists, and return it."""
-    (pid,) = eventually(lambda: replay_processes(controller.pid), within=SLOW, every=0.02)
+    (pid,) = eventually(lambda: replay_processes(controller.pid))
     os.kill(pid, signal.SIGSTOP)
     return pid
 
 
 def ended(controllers: ControllerProcesses, work: WorkflowRun) -> WorkflowRun:
-    eventually(lambda: controllers.platform.workflows.show(work.id).state.ended, within=SLOW, every=0.05)
+    eventually(lambda: controllers.platform.workflows.show(work.id).state.ended)
     return controllers.platform.workflows.show(work.id)
 
 
@@ -84,7 +83,7 @@ def test_a_killed_controller_ends_the_replay_and_the_next_one_gets_the_same_resu
     first.kill()
     first.wait()
     os.kill(child, signal.SIGCONT)
-    eventually(lambda: not is_alive(child), within=SLOW)
+    eventually(lambda: not is_alive(child))
     assert controllers.platform.workflows.show(work.id).state is WorkflowState.RUNNING
     with pytest.raises(NotFound):
         controllers.platform.queues.what_if_result(work.id)
@@ -120,7 +119,7 @@ def test_a_stopping_controller_ends_the_replay_and_the_next_one_repeats_it(
     child = stopped_replay(first)
 
     first.send_signal(signal.SIGTERM)
-    first.wait(SLOW)
+    first.wait(PATIENCE_S)
 
     assert not is_alive(child)
     assert controllers.platform.workflows.show(work.id).state is WorkflowState.RUNNING
@@ -165,7 +164,11 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def falaj(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "falaj", *arguments], capture_output=True, text=True, check=False, timeout=SLOW
+        [sys.executable, "-m", "falaj", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE_S,
     )
 
 
@@ -174,7 +177,7 @@ def test_the_command_waits_and_prints_the_table_beside_a_running_platform(home: 
         [sys.executable, "-m", "falaj", "up", "--port", "0"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
     try:
-        eventually(lambda: "ready" in falaj("status").stdout, within=SLOW, every=0.2)
+        eventually(lambda: "ready" in falaj("status").stdout)
 
         ran = falaj("queues", "what-if", "--weight", "risk=2")
         later = falaj("queues", "what-if", "--detach", "--json")
@@ -185,7 +188,7 @@ def test_the_command_waits_and_prints_the_table_beside_a_running_platform(home: 
         as_json = falaj("queues", "what-if-result", ident, "--json")
     finally:
         up.send_signal(signal.SIGTERM)
-        up.communicate(timeout=SLOW)
+        up.communicate(timeout=PATIENCE_S)
 
     assert (ran.returncode, ran.stderr) == (0, "")
     assert "30 jobs, submitted" in ran.stdout

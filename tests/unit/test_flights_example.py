@@ -23,6 +23,7 @@ import pytest
 
 from falaj.records.registry import TensorSpec
 from platforms import OwnPlatform, make_platform
+from polling import PATIENCE_S
 
 pytestmark = pytest.mark.slow
 
@@ -190,7 +191,7 @@ def run_as_job(script: str, made: Slice, folder: Path, *args: str) -> dict[str, 
         env={**os.environ, **places, "PYTHONDONTWRITEBYTECODE": "1"},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=PATIENCE_S,
     )
     assert done.returncode == 0, done.stderr
     assert "log_loss=" in done.stderr

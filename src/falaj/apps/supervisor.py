@@ -20,19 +20,22 @@ from types import FrameType
 from typing import Any
 
 from falaj.apps.api.forwarded_origin import VARIABLE as ORIGIN_KEY
-from falaj.apps.console.settings import HOW_TO_INSTALL, ConsoleSettings, console_environment, is_installed
+from falaj.apps.child_process import CAUSE_FD, LOG
+from falaj.apps.console.settings import ConsoleSettings, console_environment
 from falaj.apps.http_server import listen
 from falaj.apps.message_writer import MessageWriter, open_standard_streams
-from falaj.apps.model_replicas import BACKOFF_S, STEADY_S, ModelReplicas
+from falaj.apps.model_replicas import ModelReplicas
 from falaj.apps.ports import spell_port
 from falaj.assembly.config import read_config
 from falaj.assembly.home import Home, find_home, open_home
+from falaj.control.repeated_failures import REPEATS, RepeatedFailures, describe_cause
 from falaj.errors import FalajError, InvalidInput, Unavailable, rebuild
 from falaj.records.config import ServerConfig, ServingConfig
 from falaj.records.control.console import ConsoleConfig
 from falaj.records.control.tls import is_loopback
 from falaj.records.places import default_home
 from falaj.records.platform import PlatformStatus
+from falaj.records.record import utc_now
 from falaj.sdk import credentials
 
 START_S = 60.0
@@ -127,6 +130,7 @@ def status(home_path: Path | None = None) -> PlatformStatus:
         models_grpc=facts.get("models_grpc"),
         models_problem=facts.get("models_problem"),
         replicas=facts.get("replicas"),
+        failing=tuple(facts.get("failing", {}).values()),
     )
     from falaj.sdk.remote import connect
 
@@ -145,42 +149,67 @@ def status(home_path: Path | None = None) -> PlatformStatus:
 class ChildProcess:
     """A process of the platform; it ends when our end of its standard input closes."""
 
-    name: str
+    failures: RepeatedFailures
     command: list[str]
     environment: dict[str, str]
     inherits: tuple[int, ...] = ()
     """Open files that it gets, at every start."""
     process: subprocess.Popen[bytes] | None = None
-    failures: int = 0
+    cause: int = -1
+    """Where it writes why it ends."""
     start_at: float = 0.0
     started_at: float = 0.0
 
+    @property
+    def name(self) -> str:
+        return self.failures.name
+
     def start(self, *, output: int, ready: int | None = None) -> None:
         """Start it; it writes to `output`, and reports to `ready` when it is."""
-        extra = {} if ready is None else {"FALAJ_READY_FD": str(ready)}
-        extra |= {"FALAJ_RESTART": "1"} if self.failures else {}
         self.started_at = time.monotonic()
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", *self.command],
-            env=self.environment | extra,
-            stdin=subprocess.PIPE,
-            stdout=output,
-            stderr=output,
-            pass_fds=self.inherits if ready is None else (*self.inherits, ready),
-            start_new_session=True,
-        )
-
-    def stop(self, *, by: float) -> None:
-        if self.process is None:
-            return
-        with suppress(OSError):
-            self.process.stdin.close()  # type: ignore[union-attr]
-            self.process.terminate()
+        self.cause, writing = os.pipe()
+        os.set_blocking(self.cause, False)
+        extra = {LOG: str(self.failures.log), CAUSE_FD: str(writing)}
+        extra |= {} if ready is None else {"FALAJ_READY_FD": str(ready)}
+        extra |= {"FALAJ_RESTART": "1"} if self.failures.count else {}
         try:
-            self.process.wait(max(0.1, by - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "falaj.apps.child_process", *self.command],
+                env=self.environment | extra,
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+                pass_fds=(*self.inherits, writing, *(() if ready is None else (ready,))),
+                start_new_session=True,
+            )
+        finally:
+            os.close(writing)
+
+    def stop(self, *, by: float) -> str:
+        """End it by a monotonic time, unless it has ended; return why it ended."""
+        if self.process is not None:
+            with suppress(OSError):
+                self.process.stdin.close()  # type: ignore[union-attr]
+                self.process.terminate()
+            try:
+                self.process.wait(max(0.1, by - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+        return self._take_cause()
+
+    def _take_cause(self) -> str:
+        """Return the error that it reported, else its exit status or signal."""
+        said = b""
+        if self.cause >= 0:
+            with suppress(OSError):
+                said = os.read(self.cause, 4096)
+            os.close(self.cause)
+        code = 0 if self.process is None else self.process.returncode
+        self.process, self.cause = None, -1
+        if said:
+            return said.decode(errors="replace")
+        return f"killed by signal {-code}" if code < 0 else f"exit status {code}"
 
 
 @dataclass
@@ -217,14 +246,14 @@ class Supervisor:
         }
         where = [self.server.bind, self._port("server", self.server.port)]
         key = {ORIGIN_KEY: self._origin_key}
-        api = ChildProcess("api", ["falaj.apps.api.server", *where], environment | key)
-        controller = ChildProcess("controller", ["falaj.apps.controller.process"], environment)
+        api = self._child("API", ["falaj.apps.api.server", *where], environment | key)
+        controller = self._child("controller", ["falaj.apps.controller.process"], environment)
         self.children = [api, controller]
         self.models = self._model_replicas()
         try:
             facts = self._start_api(api)
             if facts is None:
-                return self._fail_to_start()
+                return self._fail_to_start(api)
             controller.start(output=self.messages.pipe)
             self._start_console(facts["url"])
             self._print_address(facts)
@@ -237,11 +266,8 @@ class Supervisor:
         return 0
 
     def _start_console(self, api: str) -> None:
-        """Start the console where it is installed. It gets a listening socket, which lasts while it is restarted."""
+        """Start the console. It gets a listening socket, which lasts while it is restarted."""
         if not self.console.enabled or os.environ.get("FALAJ_CONSOLE") == "off":
-            return
-        if not is_installed():
-            self.messages.say(HOW_TO_INSTALL)
             return
         try:
             listener = listen(self.console.bind, self._port("console", self.console.port), section="console")
@@ -257,15 +283,16 @@ class Supervisor:
             origin_key=self._origin_key,
             log=self.home.logs / "console.jsonl",
         )
-        child = ChildProcess(
-            "console",
-            ["falaj.apps.console.process"],
-            console_environment(settings),
-            inherits=(listener.fileno(),),
-        )
+        environment = console_environment(settings)
+        child = self._child("console", ["falaj.apps.console.process"], environment)
+        child.inherits = (listener.fileno(),)
         self.children.append(child)
         child.start(output=self.messages.pipe)
         self._write_facts(console=settings.url)
+
+    def _child(self, name: str, command: list[str], environment: dict[str, str]) -> ChildProcess:
+        log = self.home.logs / f"{name.lower()}.jsonl"
+        return ChildProcess(RepeatedFailures(name, log), command, environment)
 
     def _model_replicas(self) -> ModelReplicas:
         scheme = "http" if (self.serving.tls or self.server.tls) is None else "https"
@@ -295,10 +322,11 @@ class Supervisor:
                     break
         return None
 
-    def _fail_to_start(self) -> int:
+    def _fail_to_start(self, api: ChildProcess) -> int:
         if self.stopping:
             return 0
-        raise Unavailable(f"the API did not start; see {self.home.logs / 'api.jsonl'} and the lines above")
+        cause = api.stop(by=time.monotonic() + STOP_S)
+        raise Unavailable(f"the API did not start: {cause}; its log is {api.failures.log}")
 
     def _publish(self, facts: dict[str, Any]) -> dict[str, Any]:
         """Publish the address of the platform, and save the token for the local command line."""
@@ -306,7 +334,7 @@ class Supervisor:
             until = datetime.fromisoformat(facts.pop("token_until"))
             credentials.save(facts["url"], facts.pop("token"), expires_at=until)
         self._write_facts(url=facts["url"], pid=os.getpid())
-        if not self.is_published and not self.children[0].failures:
+        if not self.is_published and not self.children[0].failures.count:
             raise Unavailable(f"{self.home.running} could not be written; see the lines above")
         self.children[0].command[-1] = str(_port_of(facts["url"]))  # a restart uses the same port
         return facts
@@ -344,41 +372,51 @@ class Supervisor:
         while not self.stopping:
             now = time.monotonic()
             for child in self.children:
-                if child.process is not None and child.process.poll() is not None:
-                    self._schedule_restart(child, now)
-                elif child.process is None and now >= child.start_at:
-                    self._restart(child)
+                if child.process is None:
+                    if now >= child.start_at:
+                        self._restart(child)
+                elif child.process.poll() is not None:
+                    self._schedule_restart(child, child.stop(by=now))
+                elif child.failures.is_recovered(ran_s=now - child.started_at):
+                    child.failures.clear()
+                    self.messages.say(f"the {child.name} runs again")
+                    self._publish_failing()
             if self.models is not None:
                 self.models.tick(now)
             if not self.is_published:
                 self._write_facts()
             time.sleep(0.05)
 
-    def _schedule_restart(self, child: ChildProcess, now: float) -> None:
-        code = child.process.returncode if child.process else None
-        child.stop(by=now)  # closes its standard input
-        child.process = None
-        if now - child.started_at > STEADY_S:
-            child.failures = 0
-        child.start_at = now + BACKOFF_S[min(child.failures, len(BACKOFF_S) - 1)]
-        child.failures += 1
-        self.messages.warn(f"{child.name} ended (code {code}); it is restarted")
+    def _schedule_restart(self, child: ChildProcess, cause: str) -> None:
+        """Start a child again after a pause; what ends it is said in a line, and no more once it keeps failing."""
+        now, before = time.monotonic(), child.failures.sentence
+        child.start_at = now + child.failures.add(cause, ran_s=now - child.started_at, now=utc_now())
+        sentence = child.failures.sentence
+        if sentence != before and sentence is not None:
+            self.messages.warn(sentence)
+        elif child.failures.repeats < REPEATS:
+            self.messages.warn(f"the {child.name} ended ({cause}); it is restarted")
+        self._publish_failing()
+
+    def _publish_failing(self) -> None:
+        kept = ((child.name, child.failures.sentence) for child in self.children)
+        self._write_facts(failing={name: sentence for name, sentence in kept if sentence})
 
     def _restart(self, child: ChildProcess) -> None:
-        """Start a child again. What keeps it from starting is told, and it is tried again later."""
+        """Start a child again. What keeps it from starting counts as an end."""
         try:
             self._start_again(child)
         except (OSError, FalajError) as error:
-            self.messages.warn(f"{child.name} could not be started: {error}")
-            child.start_at = time.monotonic() + BACKOFF_S[-1]
+            child.stop(by=time.monotonic())
+            self._schedule_restart(child, describe_cause(error))
 
     def _start_again(self, child: ChildProcess) -> None:
-        if child.name != "api":
+        if child is not self.children[0]:
             child.start(output=self.messages.pipe)
             return
         facts = self._start_api(child)
-        if facts is None and child.process is not None and not self.stopping:
-            child.stop(by=time.monotonic())
+        if facts is None and not self.stopping:
+            self._schedule_restart(child, child.stop(by=time.monotonic()))
 
     def _stop(self, _number: int, _frame: FrameType | None) -> None:
         self.stopping = True
@@ -388,7 +426,8 @@ class Supervisor:
         if self.models is not None:
             self.models.close(by=by)
         for child in reversed(self.children):
-            child.stop(by=by)
+            if child.stop(by=by) == f"killed by signal {signal.SIGKILL:d}":
+                self.messages.warn(f"the {child.name} did not stop in {STOP_S:g} s; it was killed")
 
 
 def check_start(facts: dict[str, Any]) -> dict[str, Any]:

@@ -35,7 +35,7 @@ from falaj.ports.machine.hardware import NodeFacts, NodeTelemetry
 from falaj.ports.metadata import Database
 from falaj.ports.parsers import ParserPool
 from falaj.ports.sandbox import MachineFacts
-from falaj.records.config import Config, KubernetesConfig, LocalFiles, Pkcs11Config, S3Bucket
+from falaj.records.config import Config, KubernetesConfig, Pkcs11Config
 from falaj.records.governance.residency import Zone
 from falaj.records.scheduling.snapshot import Node
 from falaj.scheduling import node_from
@@ -165,7 +165,7 @@ class LocalCompute:
     @cached_property
     def _clusters(self) -> dict[str | None, ClusterCompute]:
         """The clusters that jobs run on, by name; none if they run on this machine."""
-        if self._config.jobs.launcher != "kubernetes":
+        if self._config.kubernetes_of_jobs is None:
             return {}
         terms = AttemptTerms(
             grace_s=self._config.jobs.preemption_grace.total_seconds(),
@@ -242,7 +242,7 @@ class LocalCompute:
 
         In a cluster the next attempt may run on another machine, so that they always have a lease.
         """
-        if self._config.metadata.driver == "sqlite" and not self._clusters:
+        if not self._config.metadata.is_shared and not self._clusters:
             return None
         return math.ceil(self._config.jobs.fence_after.total_seconds())
 
@@ -311,9 +311,7 @@ def smallest(*amounts: int | None) -> int | None:
 def allowance_in(zone: str, config: Config, home: Home) -> StorageLimits:
     """Return the storage allowance of checkpoints, whose blobs are in `zone`: on a local disk, or in a bucket."""
     blobs, limit = config.zones[zone].blobs, config.jobs.checkpoint_limit
-    if isinstance(blobs, S3Bucket):
-        return StorageLimits(limit)
-    return StorageLimits(limit, disk=blobs.path or home.blobs)
+    return StorageLimits(limit, disk=None if blobs.address is not None else blobs.path or home.blobs)
 
 
 def secret_files(config: Config) -> tuple[Path, ...]:
@@ -321,8 +319,7 @@ def secret_files(config: Config) -> tuple[Path, ...]:
     named = [tls.key for tls in (config.server.tls, config.serving.tls) if tls is not None]
     secrets = [config.metadata.url]
     for zone in config.zones.values():
-        if isinstance(zone.blobs, S3Bucket):
-            secrets += [zone.blobs.access_key, zone.blobs.secret_key]
+        secrets += zone.blobs.secrets
     if isinstance(config.keys, Pkcs11Config):
         secrets.append(config.keys.pin)
     elif config.keys.path is not None:
@@ -339,7 +336,7 @@ def secret_files(config: Config) -> tuple[Path, ...]:
 def plain_stores(config: Config) -> tuple[Path, ...]:
     """Return the folders outside the home with tables, which are not encrypted: they must be hidden from jobs."""
     named = [zone.tables.path for zone in config.zones.values()]
-    named += [zone.blobs.path for zone in config.zones.values() if isinstance(zone.blobs, LocalFiles)]
+    named += [zone.blobs.path for zone in config.zones.values()]
     return tuple(path.absolute() for path in named if path is not None)
 
 

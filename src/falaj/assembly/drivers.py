@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from falaj.assembly.config import reveal
 from falaj.assembly.home import Home
-from falaj.errors import ConfigInvalid, Conflict, Unavailable
+from falaj.errors import ConfigInvalid, Conflict
+from falaj.extras import requiring_packages
 from falaj.ports.blobs import BlobStore
 from falaj.ports.cluster.maintenance import NodeMaintenance
 from falaj.ports.cluster.manifests import ManifestStore
@@ -20,11 +21,11 @@ from falaj.ports.keys import KeyService
 from falaj.ports.machine.hardware import MigTool, NodeInventory
 from falaj.ports.machine.memory import MemoryBudget
 from falaj.ports.metadata import Database, Transaction
-from falaj.ports.online import OnlineStore
+from falaj.ports.online import OnlinePlace, OnlineStore
 from falaj.ports.queries import QueryEngine
 from falaj.ports.tables import TableStore
 from falaj.ports.workflows import WorkflowEngine
-from falaj.records.config import Config, KubernetesConfig, LocalFiles, Pkcs11Config, S3Bucket, ZoneConfig
+from falaj.records.config import Config, KubernetesConfig, Pkcs11Config, S3Bucket, ZoneConfig
 
 T = TypeVar("T")
 
@@ -46,7 +47,7 @@ def open_metadata(home: Home, config: Config) -> Database:
 
     url = metadata_url(home, config)
     migrate(url)
-    if config.metadata.url is None:
+    if not config.metadata.is_shared:
         return open_database(url)
     from falaj.drivers.sql.sessions import ALIVE_S, session_name
 
@@ -71,7 +72,8 @@ def open_keys(home: Home, config: Config, *, first_start: bool) -> KeyService:
     """Open the key service; its keys are created at the first start only."""
     keys = config.keys
     if isinstance(keys, Pkcs11Config):
-        from falaj.drivers.pkcs11.keys import Pkcs11Keys
+        with requiring_packages(for_="a PKCS#11 token"):
+            from falaj.drivers.pkcs11.keys import Pkcs11Keys
 
         token = Pkcs11Keys.open_or_create if first_start else Pkcs11Keys.open
         return token(keys.module, keys.token, reveal(keys.pin, field="keys.pin"))
@@ -88,14 +90,14 @@ def open_egress(config: Config) -> Egress:
 
 def open_node_inventory(cluster: KubernetesConfig) -> NodeInventory:
     """Open the inventory of a cluster; it connects at the first use."""
-    with _extra("k8s", for_="a Kubernetes cluster"):
+    with requiring_packages(for_="a Kubernetes cluster"):
         from falaj.drivers.kubernetes.nodes import KubernetesNodes
 
     return KubernetesNodes(cluster)
 
 
 def open_manifests(cluster: KubernetesConfig) -> ManifestStore:
-    with _extra("k8s", for_="a Kubernetes cluster"):
+    with requiring_packages(for_="a Kubernetes cluster"):
         from falaj.drivers.kubernetes.manifests import KubernetesManifests
 
     return KubernetesManifests(cluster)
@@ -103,7 +105,7 @@ def open_manifests(cluster: KubernetesConfig) -> ManifestStore:
 
 def open_maintenance(clusters: Mapping[str | None, KubernetesConfig], home: Home) -> NodeMaintenance:
     """Open the maintenance of nodes of the only cluster, which has no name, or of several."""
-    with _extra("k8s", for_="a Kubernetes cluster"):
+    with requiring_packages(for_="a Kubernetes cluster"):
         from falaj.drivers.kubernetes.maintenance import KubernetesMaintenance
         from falaj.drivers.kubernetes.routing import RoutedMaintenance
 
@@ -116,7 +118,7 @@ def open_maintenance(clusters: Mapping[str | None, KubernetesConfig], home: Home
 
 def open_namespaces(cluster: KubernetesConfig) -> ClusterNamespaces:
     """Open the namespaces of a cluster; it is reached at the first use."""
-    with _extra("k8s", for_="a Kubernetes cluster"):
+    with requiring_packages(for_="a Kubernetes cluster"):
         from falaj.drivers.kubernetes.client import connect
         from falaj.drivers.kubernetes.isolation.namespaces import KubernetesNamespaces
 
@@ -127,15 +129,6 @@ def open_mig_tool() -> MigTool:
     from falaj.drivers.machine.mig import NvidiaSmi
 
     return NvidiaSmi()
-
-
-@contextmanager
-def _extra(name: str, *, for_: str) -> Iterator[None]:
-    """Raise Unavailable if a package of an extra is not installed."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        raise Unavailable(f"{for_} needs the package {error.name}; pip install 'falaj[{name}]'") from error
 
 
 def open_blobs(home: Home, name: str, zone: ZoneConfig) -> BlobStore:
@@ -163,23 +156,18 @@ def tables_folder(home: Home, config: Config, name: str) -> Path:
     return config.zones[name].tables.path or _place_in_zone(home, config, name, "tables")
 
 
-def online_file(home: Home, config: Config, name: str) -> Path:
-    """Return the file of the online values of a zone."""
-    return config.zones[name].online.path or _place_in_zone(home, config, name, "online")
-
-
 def _place_in_zone(home: Home, config: Config, name: str, what: str) -> Path:
     """Return where `what` of a zone lies: below the zone's own folder, else in the home.
 
-    What an earlier version wrote into the home stays there until it is moved; `falaj doctor` says how. Raise
-    ConfigInvalid for a zone in a bucket that this machine is not in: its rows would lie here, not there.
+    What was written into the home before the zone had a folder stays there until it is moved; `falaj doctor` says how.
+    Raise ConfigInvalid for a zone in a bucket that this machine is not in: its rows would lie here, not there.
     """
     blobs, at_home = config.zones[name].blobs, home.path / what / name
     if at_home.exists():
         return at_home
-    if isinstance(blobs, LocalFiles) and blobs.path is not None:
+    if blobs.path is not None:
         return blobs.path / what / name
-    if isinstance(blobs, S3Bucket) and config.machine_zone != name:
+    if blobs.address is not None and config.machine_zone != name:
         raise ConfigInvalid.at(
             f"zones.{name}.{what}.path",
             given="nothing",
@@ -201,22 +189,43 @@ def open_queries(home: Home, budget: MemoryBudget) -> QueryEngine:
     return DuckDbQueryEngine(spill=home.path / "spill", budget=budget)
 
 
+def online_place(home: Home, config: Config, name: str) -> OnlinePlace | None:
+    """Return where the online values of a zone lie; none if this machine has none.
+
+    Raise ConfigInvalid for a zone elsewhere without a place for them.
+    """
+    online = config.zones[name].online
+    if not online.is_here:
+        return None
+    file = online.path or _place_in_zone(home, config, name, "online")
+    from falaj.drivers.lmdb.place import LmdbFile
+
+    return LmdbFile(file)
+
+
+def online_places(home: Home, config: Config) -> Iterator[tuple[str, OnlinePlace]]:
+    """Yield the zones whose online values this machine has, and where; a zone elsewhere has none here."""
+    for name in config.zones:
+        with suppress(ConfigInvalid):
+            if (place := online_place(home, config, name)) is not None:
+                yield name, place
+
+
 def open_online(home: Home, config: Config, name: str) -> OnlineStore:
-    if config.zones[name].online.driver == "none":
+    place = online_place(home, config, name)
+    if place is None:
         raise Conflict(
             f"this machine has no online store of zone {name}: zones.{name}.online.driver is none in {home.toml}; "
             "ask a machine that has one"
         )
-    from falaj.drivers.lmdb.online import LmdbOnlineStore
-
-    return LmdbOnlineStore(online_file(home, config, name))
+    return place.open()
 
 
 def open_workflows(home: Home, config: Config) -> WorkflowEngine:
     """Open the workflow engine; only the controller may do so."""
     from falaj.drivers.dbos.workflows import DbosWorkflows
 
-    if config.metadata.url is None:
+    if not config.metadata.is_shared:
         return DbosWorkflows(f"sqlite:///{home.workflows}")
     return DbosWorkflows(metadata_url(home, config))
 
@@ -238,7 +247,7 @@ def copy_workflows(home: Home, config: Config, folder: Path, progress: Callable[
     """Copy the state of workflows, where it has a database of its own and one was made."""
     from falaj.drivers.sql.snapshots import take_snapshot
 
-    if config.metadata.url is None and home.workflows.exists():
+    if not config.metadata.is_shared and home.workflows.exists():
         take_snapshot(f"sqlite:///{home.workflows}", folder, lambda _tx: None, progress=progress)
 
 

@@ -180,7 +180,7 @@ def _is_used(path: Path) -> bool:
     """Tell whether a platform has stored something in `path`; falaj.toml may be there before the first start."""
     if _rows_of(path, "SELECT id FROM governance_epochs"):
         return True
-    traces = ("logs/api.jsonl", "logs/cli.log", "blobs/*/.staging", "online/*-lock")
+    traces = ("logs/api.jsonl", "logs/cli.log", "blobs/*/.staging", "online/*")
     return any(next(path.glob(trace), None) is not None for trace in traces)
 
 
@@ -214,7 +214,7 @@ def _rows_of(path: Path, query: str) -> list[str]:
     try:
         with closing(sqlite3.connect(f"file:{quote(str(database))}?mode=ro", uri=True)) as connection:
             return [str(row[0]) for row in connection.execute(query)]
-    except sqlite3.Error:  # of an earlier version, or damaged
+    except sqlite3.Error:  # not migrated yet, or damaged
         return []
 
 

@@ -11,7 +11,6 @@ import sys
 import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
@@ -79,8 +78,6 @@ class LocalModelServer:
         draft.rename(self._home.serving)
 
     def require_engine(self, formats: Collection[FileFormat]) -> None:
-        if find_spec("onnxruntime") is None or find_spec("msgspec") is None:
-            raise Unavailable("models cannot be served by this installation; pip install 'falaj[serve]'")
         require_installed(formats)
 
     def load(self) -> ServerLoad:

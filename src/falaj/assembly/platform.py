@@ -179,6 +179,7 @@ def _gate(
         holds=is_still_valid,
         clock=clock,
         cursor_key=keyring.derived("page cursor"),
+        failing=lambda: home.platform().get("failing", {}),
     )
 
 

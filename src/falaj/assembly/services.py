@@ -252,8 +252,6 @@ def table_digests(database: Database, tables: Mapping[str, TableStore]) -> Table
         with database.read() as tx:
             in_use = version_in_use(tx, table, versions[-1])
             recorded = table_files.digests_of_versions(tx, table, versions)
-        if in_use is None:
-            return {each: tables[zone].file_hashes(table, version=each).digest for each in versions}
         tables[zone].check(table, version=in_use)  # what was merged, and is not in use, may have been removed
         return recorded
 
@@ -349,8 +347,8 @@ def _queues(context: ServiceContext, accounts: QueueAccounts, held: ExitStack) -
 
 def _maintenance(context: ServiceContext, held: ExitStack) -> NodeMaintenance | None:
     """Return what cordons the nodes of the clusters that jobs run on; none if they run on this machine."""
-    cluster = context.config.kubernetes
-    if cluster is None or context.config.jobs.launcher != "kubernetes":
+    cluster = context.config.kubernetes_of_jobs
+    if cluster is None:
         return None
     maintenance = deferred(partial(drivers.open_maintenance, cluster.each_cluster(), context.home))
     held.callback(cast(Deferred, maintenance).close)

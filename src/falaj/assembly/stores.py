@@ -19,12 +19,12 @@ from falaj.errors import ConfigInvalid, Conflict, Fault
 from falaj.governance.audit.log import read_log_id
 from falaj.governance.residency.stores import RegisteredStore, register_stores, registered_stores
 from falaj.ports.metadata import Database
-from falaj.records.config import Config, S3Bucket
+from falaj.records.config import Config
 from falaj.records.names import new_id
 
 
 class ConfiguredStore(NamedTuple):
-    """A store that falaj.toml names; `marker` is none for a bucket, whose address identifies it."""
+    """A store that falaj.toml names; `marker` is none for a bucket or a server, whose address identifies it."""
 
     zone: str
     kind: str
@@ -66,7 +66,8 @@ def store_faults(
 
 
 def _is_same(home: Home, configured: ConfiguredStore, registered: RegisteredStore) -> bool:
-    is_here = configured.kind != "online" or registered.host == socket.gethostname()
+    is_of_one_machine = configured.kind == "online" and configured.marker is not None
+    is_here = not is_of_one_machine or registered.host == socket.gethostname()
     return registered.home == home.ident or (_seen_id(configured) == registered.id and is_here)
 
 
@@ -87,19 +88,17 @@ def _fault(configured: ConfiguredStore, registered: RegisteredStore) -> Fault:
 
 def _stores(home: Home, config: Config, platform: str) -> Iterator[ConfiguredStore]:
     for name, zone in config.zones.items():
-        if isinstance(zone.blobs, S3Bucket):
-            place = f"{zone.blobs.endpoint or 's3'}/{zone.blobs.bucket}/{zone.blobs.prefix}"
-            yield ConfiguredStore(name, "blobs", place, None)
+        if zone.blobs.address is not None:
+            yield ConfiguredStore(name, "blobs", zone.blobs.address, None)
         else:
             yield _in_folder(name, "blobs", zone.blobs.path or home.blobs / name, platform)
         with suppress(
             ConfigInvalid
         ):  # a zone elsewhere without tables here: its rows are refused when they come
             yield _in_folder(name, "tables", drivers.tables_folder(home, config, name), platform)
-            if zone.online.driver == "lmdb":
-                file = drivers.online_file(home, config, name)
-                marker = file.with_name(f"{file.name}.{platform}")
-                yield ConfiguredStore(name, "online", str(file.absolute()), marker)
+    for name, place in drivers.online_places(home, config):
+        marker = None if place.file is None else place.file.with_name(f"{place.file.name}.{platform}")
+        yield ConfiguredStore(name, "online", place.address, marker)
 
 
 def _in_folder(zone: str, kind: str, folder: Path, platform: str) -> ConfiguredStore:

@@ -35,13 +35,14 @@ class PlatformService:
 
     @operation("platform.status", resource="platform", mode=Mode.READ, allow="anyone")
     def status(self) -> PlatformFacts:
-        """Show the version, the acting controller and the zones."""
+        """Show the version, the acting controller, the zones, and the processes that keep failing."""
         call = current_call()
         return PlatformFacts(
             version=VERSION,
             controller=lease.held_by(call.tx, now=call.now),
             zones=tuple(self.gate.zones.all()),
             users=count_users(call.tx),
+            failing=dict(self.gate.failing()),
         )
 
     @operation("platform.cleanup", resource="platform", allow=Role.OPERATOR)

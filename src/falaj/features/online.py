@@ -18,7 +18,7 @@ from falaj.errors import Conflict, Damaged, TooLarge, shorten
 from falaj.features import store
 from falaj.features.backends import FeatureBackends
 from falaj.features.joins import EVENT, newest_rows, quoted
-from falaj.features.row_codec import ALWAYS, RowCodec, is_joined, join_rows, row_at
+from falaj.features.row_codec import ALWAYS, RowCodec, join_rows, row_at
 from falaj.features.views import join_input, newest_feature_rows
 from falaj.governance import objects
 from falaj.governance.encryption.values import SealedValues
@@ -27,9 +27,7 @@ from falaj.ports.metadata import from_micros, to_micros
 from falaj.ports.online import MAX_VALUE_BYTES, EntityKey, OnlineStore, ViewName
 from falaj.ports.queries import ArrowTable
 from falaj.records.features import (
-    AggregateFunction,
     ColumnType,
-    Feature,
     MaterializeResult,
     OnlineRow,
     OnlineRows,
@@ -56,7 +54,6 @@ class _ReadPlan:
     view: StoredView
     name: ViewName
     layout: RowCodec
-    old_layout: RowCodec
     features: tuple[str, ...]
     types: tuple[ColumnType, ...]
     missing: tuple[Value, ...]
@@ -221,11 +218,8 @@ class OnlineFeatures:
         self, plan: _ReadPlan, key: str, stored: bytes, at: int
     ) -> tuple[datetime, tuple[Value, ...]] | None:
         value = self._sealed.unseal(plan.view.workspace, stored, context=_context(plan, key.encode()))
-        if is_joined(value):
-            row = row_at(value, at)
-            return None if row is None else plan.layout.decode(row)
-        event, values = plan.old_layout.decode(value)
-        return (event, values) if event <= from_micros(at) else None
+        row = row_at(value, at)
+        return None if row is None else plan.layout.decode(row)
 
 
 def _plan(view: StoredView) -> _ReadPlan:
@@ -234,22 +228,10 @@ def _plan(view: StoredView) -> _ReadPlan:
         view=view,
         name=ViewName(f"{view.id}/{view.version}"),
         layout=RowCodec(features),
-        old_layout=RowCodec(_old_features(view)),
         features=tuple(feature.name for feature in features),
         types=tuple(feature.type for feature in features),
         missing=(None,) * len(features),
         until=time.monotonic() + FRESH_S,
-    )
-
-
-def _old_features(view: StoredView) -> tuple[Feature, ...]:
-    """Return the features in the types of earlier values: only counts were integers among aggregations."""
-    functions = {each.name: each.function for each in view.definition.aggregations}
-    return tuple(
-        feature
-        if functions.get(feature.name) in (None, AggregateFunction.COUNT)
-        else feature.model_copy(update={"type": ColumnType.FLOAT})
-        for feature in view.definition.features
     )
 
 

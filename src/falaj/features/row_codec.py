@@ -8,7 +8,6 @@ A row:
 
 A value is the rows of a key that are its newest known, one after the other:
 
-    mark         8 bytes that no event time has: earlier values are a row alone
     count        4 bytes
     spans        for each row, from when it is the newest known (8 bytes, microseconds since 1970), and its length (4)
     rows
@@ -39,7 +38,6 @@ _CODES = {
 ALWAYS = -(1 << 63)
 """The moment from which a row is known that was known before anyone could ask."""
 
-_MARK = struct.pack("<q", ALWAYS)
 _COUNT = struct.Struct("<I")
 _SPAN = struct.Struct("<qI")
 
@@ -47,20 +45,14 @@ _SPAN = struct.Struct("<qI")
 def join_rows(rows: Sequence[tuple[int, bytes]]) -> bytes:
     """Return the value of a key: encoded rows, each with the moment from which it is known, in their order."""
     spans = b"".join(_SPAN.pack(known, len(row)) for known, row in rows)
-    return _MARK + _COUNT.pack(len(rows)) + spans + b"".join(row for _, row in rows)
-
-
-def is_joined(value: bytes) -> bool:
-    """Tell whether a value was made by `join_rows`; earlier ones are a row alone."""
-    return value.startswith(_MARK)
+    return _COUNT.pack(len(rows)) + spans + b"".join(row for _, row in rows)
 
 
 def row_at(value: bytes, now: int) -> bytes | None:
     """Return the encoded row that is the newest known at `now` (microseconds); none if none is known yet."""
-    (count,) = _COUNT.unpack_from(value, len(_MARK))
-    start = len(_MARK) + _COUNT.size
-    offset, found = start + count * _SPAN.size, None
-    for known, length in _SPAN.iter_unpack(value[start:offset]):
+    (count,) = _COUNT.unpack_from(value)
+    offset, found = _COUNT.size + count * _SPAN.size, None
+    for known, length in _SPAN.iter_unpack(value[_COUNT.size : offset]):
         if known > now:
             break
         found = value[offset : offset + length]

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 
 from falaj.errors import Fault, InvalidInput, shorten
 from falaj.features.backends import FeatureBackends
-from falaj.features.joins import ARRIVAL, ROW, quoted, require_distinct_columns
+from falaj.features.joins import ARRIVAL, ROW, quoted
 from falaj.features.sources import MAX_NOTES, NOTE_CHARS, spine_rows
 from falaj.features.views import require_scan, stored_rows
 from falaj.governance.operations.call import Call
@@ -81,7 +81,6 @@ def keep_spine(backends: FeatureBackends, call: Call, source: StoredObject) -> N
 
 def _view_rows(backends: FeatureBackends, view: StoredView) -> ArrowTable:
     """Return all columns of a view, ordered by event time and then by arrival."""
-    require_distinct_columns(view.definition, view.keys)
     moments = [view.definition.event_time, view.definition.created_time]
     names = [key.name for key in view.keys] + [name for name in moments if name]
     shown = ", ".join(quoted(name) for name in [*names, *(each.name for each in view.definition.columns)])

@@ -17,7 +17,6 @@ from falaj.records.features import (
     Entity,
     Feature,
     FeatureView,
-    KnownAt,
     PinnedView,
     RequestFeature,
     StoredView,
@@ -215,17 +214,10 @@ def _stored_view(found: StoredObject, row: Any) -> StoredView:
         zone=found.zone or "",
         label=found.label,
         version=row["version"],
-        definition=_definition(row["definition"]),
+        definition=FeatureView.model_validate(row["definition"]),
         keys=tuple(Feature.model_validate(key) for key in row["keys"]),
         table_version=row["table_version"],
         rows=row["rows"],
         online_version=row["online_version"],
         created_at=row["created_at"],
     )
-
-
-def _definition(stored: Any) -> FeatureView:
-    """Return a stored definition. One from before `known_at` existed goes by created time, or else by event time."""
-    found = FeatureView.model_validate(stored)
-    default = KnownAt.CREATED_TIME if found.created_time else KnownAt.EVENT_TIME
-    return found if found.known_at else found.model_copy(update={"known_at": default})

@@ -79,7 +79,6 @@ table_files = Table(
     Column("position", Integer, nullable=False),
     Column("size_bytes", BigInteger, nullable=False),
     Column("sha256", Text, nullable=False),
-    Column("adopted_at", UtcTime),
     Column("until", BigInteger),  # the first version that does not have the file
     info=UNRECORDED,  # the audit log has the digest of all files of a version
 )

@@ -12,7 +12,7 @@ from falaj.errors import Conflict, InvalidInput
 from falaj.features import store
 from falaj.features.aggregations import aggregate, newest_windows
 from falaj.features.backends import FeatureBackends
-from falaj.features.joins import ARRIVAL, INGESTED, JoinedView, created_column, require_distinct_columns
+from falaj.features.joins import ARRIVAL, INGESTED, JoinedView, created_column
 from falaj.features.sources import ViewRows, content_hash, rechecked_rows, view_rows
 from falaj.features.table_versions import files as table_files
 from falaj.features.validation import batches
@@ -171,8 +171,9 @@ def stored_rows(backends: FeatureBackends, view: StoredView) -> ArrowInput:
 
 def pinned_rows(backends: FeatureBackends, zone: str, table: TableKey, number: int) -> ArrowInput:
     """Return the rows of a published version of a table. Raise Damaged if its files are not what was written."""
-    tables = backends.tables[zone]
-    return tables.read(table, version=table_files.pinned_version(backends.gate, tables, table, number))
+    with backends.gate.database.read() as tx:
+        version = table_files.load_version(tx, table, number)
+    return backends.tables[zone].read(table, version=version)
 
 
 def stream(backends: FeatureBackends, view: StoredView) -> ArrowStream:
@@ -205,7 +206,6 @@ def newest_feature_rows(backends: FeatureBackends, view: StoredView, *, since: i
 def join_input(view: StoredView, rows: str, *, prefix: str = "") -> JoinedView:
     """Describe a view for a join; `prefix` is put before the names of its features."""
     definition = view.definition
-    require_distinct_columns(definition, view.keys)  # they were not compared by case before
     return JoinedView(
         rows=rows,
         keys=tuple(key.name for key in view.keys),
@@ -275,7 +275,8 @@ def _publish(
     table, tables = store.view_table(view), backends.tables[view.zone]
     onto = None
     if view.table_version is not None:
-        onto = table_files.pinned_version(backends.gate, tables, table, view.table_version)
+        with backends.gate.database.read() as tx:
+            onto = table_files.load_version(tx, table, view.table_version)
     written = tables.overwrite(table, numbered) if onto is None else tables.append(table, numbered, onto=onto)
     total = view.rows + numbered.num_rows
 

@@ -198,7 +198,7 @@ audit_entries = Table(
     Column("workspace", Text),
     Column("leaf", LargeBinary, nullable=False),
     Column("entry", Text, nullable=False),
-    Column("mac", LargeBinary),  # null in entries from before the log's statement that MACs begin
+    Column("mac", LargeBinary, nullable=False),
     info=UNRECORDED,
 )
 
@@ -209,7 +209,7 @@ audit_state = Table(
     Column("log_id", Text, nullable=False),
     Column("size", BigInteger, nullable=False),
     Column("frontier", Text, nullable=False),
-    Column("statements", JsonText),  # where the log says that MACs begin, and which witness a home has
+    Column("statements", JsonText),  # which witness a home has
     info=UNRECORDED,
 )
 
@@ -221,7 +221,7 @@ audit_heads = Table(
     Column("at", Text, nullable=False),
     Column("key", Text, nullable=False),
     Column("signature", Text, nullable=False),
-    Column("frontier", Text),  # the tree under the root, from which signing goes on; null in old heads
+    Column("frontier", Text, nullable=False),  # the tree under the root, from which signing goes on
     info=UNRECORDED,
 )
 
@@ -247,7 +247,7 @@ webhooks = Table(
     Column("types", JsonText, nullable=False),
     Column("secret", LargeBinary, nullable=False),
     Column("paused", Boolean, nullable=False),
-    Column("written_as", Text),  # none: cloudevents
+    Column("written_as", Text, nullable=False),
 )
 
 webhook_progress = Table(

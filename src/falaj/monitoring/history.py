@@ -16,7 +16,7 @@ from falaj.monitoring import store
 from falaj.monitoring.drift.baselines import DriftBaseline, compare_with_baseline, merge_compatible
 from falaj.monitoring.drift.bins import known_to_both
 from falaj.monitoring.evaluation import load_baseline, load_slots
-from falaj.monitoring.sketches.kll import Floats, read_points
+from falaj.monitoring.sketches.reading import read_points
 from falaj.monitoring.sketches.sketch_store import SketchStore
 from falaj.monitoring.windows.slots import WindowSlot, complete_windows
 from falaj.ports.metadata import Database
@@ -29,6 +29,7 @@ from falaj.records.monitoring.monitors import (
     MonitorWindow,
 )
 from falaj.records.monitoring.sketches import ColumnKind, FeatureSketch, WindowSketch
+from falaj.records.quantiles.kll import Floats
 
 CATEGORIES = 20
 """Categories of a distribution; the rest is one bin."""

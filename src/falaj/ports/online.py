@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NewType, Protocol, TypeAlias
 
 ViewName = NewType("ViewName", str)
@@ -46,3 +47,33 @@ class OnlineStore(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+class OnlinePlace(Protocol):
+    """Where the online values of a zone lie: how a store is opened there, and what can be done while none is open."""
+
+    @property
+    def address(self) -> str:
+        """What tells this place from others, without secrets."""
+        ...
+
+    @property
+    def file(self) -> Path | None:
+        """The file or folder that only processes of this machine share; none if a server holds the values."""
+        ...
+
+    def open(self) -> OnlineStore: ...
+
+    def is_sound(self) -> bool:
+        """Tell whether all that is stored is what was written. What was never made is sound.
+
+        A damaged store must not end the process that asks.
+        """
+        ...
+
+    def set_aside(self, suffix: str) -> str | None:
+        """Let the next store begin empty; return where the values of before are kept under `suffix`.
+
+        None if there were no values, or if they were not kept.
+        """
+        ...

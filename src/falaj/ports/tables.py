@@ -85,13 +85,6 @@ class TableStore(Protocol):
         """Hash every file of a version. Raise Damaged with a fault for each that is not what was written."""
         ...
 
-    def file_hashes(self, table: TableKey, *, version: int) -> TableVersion:
-        """Return the files of a version by the store's own log, with size and hash of their bytes as they are now.
-
-        Its `digest` equals that of the published version as long as nobody has changed the log or a file.
-        """
-        ...
-
     def has_files(self, table: TableKey, *, version: TableVersion) -> bool:
         """Tell whether the files of a version exist. Their bytes are not looked at."""
         ...

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from ipaddress import IPv4Network, IPv6Network
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
@@ -133,6 +133,11 @@ class MetadataConfig(Record):
     url: Secret | None = None
     """Address of PostgreSQL, only with `driver = "postgres"`; it may hold a password."""
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether other machines may use the database as well; else it is a file in the home."""
+        return self.url is not None
+
     @model_validator(mode="after")
     def _url_for_postgres(self) -> MetadataConfig:
         if (self.driver == "postgres") != (self.url is not None):
@@ -145,6 +150,9 @@ class LocalFiles(Record):
     """Where the bytes of the zone lie."""
     path: Path | None = None
     """Folder of the blobs; by default in the home."""
+
+    address: ClassVar[None] = None
+    secrets: ClassVar[tuple[Secret, ...]] = ()
 
 
 class S3Bucket(Record):
@@ -162,6 +170,17 @@ class S3Bucket(Record):
     secret_key: Secret | None = None
     """Secret of the access key."""
 
+    path: ClassVar[None] = None
+
+    @property
+    def address(self) -> str:
+        """What tells this bucket from others; a folder has none, and a bucket no path on this machine."""
+        return f"{self.endpoint or 's3'}/{self.bucket}/{self.prefix}"
+
+    @property
+    def secrets(self) -> tuple[Secret, ...]:
+        return tuple(key for key in (self.access_key, self.secret_key) if key is not None)
+
 
 def _driver(default: str) -> BeforeValidator:
     """Return a validator that adds the default driver."""
@@ -178,6 +197,11 @@ class OnlineFile(Record):
     """Store of online values; none: this home serves none, which a second machine on one PostgreSQL needs."""
     path: Path | None = None
     """File of the online values; by default below `blobs.path`, else in the home. Homes on one machine may share it."""
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this machine has the online values."""
+        return self.driver != "none"
 
 
 class ZoneConfig(Record):
@@ -669,26 +693,27 @@ class Config(Record):
         return self.console.tls or self.server.tls
 
     @property
+    def kubernetes_of_jobs(self) -> KubernetesConfig | None:
+        """The cluster, or the clusters, whose pods jobs run in; none if they run on this machine."""
+        return self.kubernetes if self.jobs.launcher == "kubernetes" else None
+
+    @property
     def kueue_waiting_limit(self) -> int | None:
         """How many jobs of a queue wait in Kueue at once; none unless Kueue decides."""
-        there = self.kubernetes
-        decides = there is not None and self.jobs.launcher == "kubernetes" and there.scheduler == "kueue"
-        return there.waiting_limit if there is not None and decides else None
+        there = self.kubernetes_of_jobs
+        return there.waiting_limit if there is not None and there.scheduler == "kueue" else None
 
     @property
     def can_grow(self) -> bool:
         """Whether autoscalers of clusters are asked for nodes."""
-        is_pods = self.jobs.launcher == "kubernetes"
-        return is_pods and self.kubernetes is not None and self.kubernetes.scale_up > 0
+        there = self.kubernetes_of_jobs
+        return there is not None and there.scale_up > 0
 
     @property
     def keeps_kueue(self) -> bool:
         """Whether the controller keeps the objects of Kueue as the queues say."""
-        return (
-            self.kueue_waiting_limit is not None
-            and self.kubernetes is not None
-            and self.kubernetes.sync_queues
-        )
+        there = self.kubernetes_of_jobs
+        return there is not None and there.scheduler == "kueue" and there.sync_queues
 
     @property
     def machine_zone(self) -> str | None:

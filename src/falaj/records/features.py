@@ -407,12 +407,12 @@ class DiscardResult(Record):
 
 
 class PinnedView(Record):
-    """Exactly what a training set read of a view. `known_at` says what counted as known; earlier sets did not say."""
+    """Exactly what a training set read of a view. `known_at` says what counted as known."""
 
     view: ObjectId
     version: int
     table_version: int
-    known_at: KnownAt | None = None
+    known_at: KnownAt
 
 
 def pin_of(view: StoredView) -> PinnedView:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from datetime import datetime
 from enum import StrEnum
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from falaj.records.features import Column
 from falaj.records.names import ObjectId, Reference, RefersTo
@@ -92,15 +92,6 @@ class Measurement(Record):
     loss: Positive | None = None
     auc: Positive | None = None
     accuracy: Positive | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _read_fixed_batch(cls, given: Any) -> Any:
-        """Accept reports from before the best batch was searched: they measured 256 rows."""
-        if isinstance(given, dict) and "rows_per_s_256" in given:
-            kept = {name: value for name, value in given.items() if name != "rows_per_s_256"}
-            return {"rows_per_s": given["rows_per_s_256"], "best_batch": 256, **kept}
-        return given
 
 
 Speedups = Annotated[dict[Annotated[str, Field(max_length=64)], Interval], Field(max_length=16)]

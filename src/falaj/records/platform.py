@@ -7,12 +7,16 @@ from falaj.records.record import Record
 
 
 class PlatformFacts(Record):
-    """The running platform; `controller` is the holder of the lease, or none."""
+    """The running platform; `controller` is the holder of the lease, or none.
+
+    `failing` has the processes that keep failing, each with a sentence: since when, why, and where its log is.
+    """
 
     version: str
     controller: str | None
     zones: tuple[Zone, ...]
     users: int
+    failing: dict[str, str] = {}
 
 
 class CleanupResult(Record):
@@ -47,3 +51,5 @@ class PlatformStatus(Record):
     """What keeps the model server from serving."""
     replicas: str | None = None
     """How many replicas of the model server are ready, and why as many are wanted."""
+    failing: tuple[str, ...] = ()
+    """A sentence for each process that keeps failing: since when, why, and where its log is."""

@@ -175,8 +175,6 @@ class SignatureFormat(StrEnum):
 
     OPENSSF = "openssf-model-signing"
     """A sigstore bundle over the files and the manifest, by a P-256 key: the `model.sig` of its export."""
-    ED25519 = "falaj-ed25519"
-    """Over the manifest alone, which has the hashes of the files: versions of earlier releases."""
 
 
 class ModelVersion(ModelManifest):
@@ -203,7 +201,7 @@ class VersionKey(Record):
     """
 
     version: str
-    signed_as: SignatureFormat
+    signed_as: SignatureFormat = SignatureFormat.OPENSSF
     fingerprint: str
     pem: str
 

@@ -258,14 +258,11 @@ class StudyState(StrEnum):
 
 
 class ParamImportance(Record):
-    """The share of a parameter in the differences of a metric between trials; those of all parameters sum to 1.
-
-    Studies of earlier releases tell the first metric alone, and do not name it.
-    """
+    """The share of a parameter in the differences of a metric between trials; those of all parameters sum to 1."""
 
     param: str
     importance: float
-    metric: str | None = None
+    metric: str
 
 
 class StudyOutcome(Record):
@@ -306,7 +303,7 @@ class Study(Record):
 
     def importance_of(self, metric: str) -> tuple[ParamImportance, ...]:
         """Return the importance of the parameters for a metric."""
-        return importance_of(self.importance, metric, self.settings.objectives)
+        return importance_of(self.importance, metric)
 
     @property
     def finished(self) -> int:
@@ -339,11 +336,8 @@ COUNTED = (TrialState.QUEUED, TrialState.RUNNING, TrialState.COMPLETE, TrialStat
 """The states of trials that count towards `trials`: one that was cancelled is made up for."""
 
 
-def importance_of(
-    found: Sequence[ParamImportance], metric: str, objectives: Sequence[Objective]
-) -> tuple[ParamImportance, ...]:
-    """Return the importance for a metric; one that names no metric is that of the first objective."""
-    return tuple(each for each in found if (each.metric or objectives[0].metric) == metric)
+def importance_of(found: Sequence[ParamImportance], metric: str) -> tuple[ParamImportance, ...]:
+    return tuple(each for each in found if each.metric == metric)
 
 
 def grid_size(space: ParamSpace) -> int:

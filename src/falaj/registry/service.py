@@ -754,9 +754,7 @@ class Models:
         self._versions.open(call.tx, found)
         signed = signed_manifest(version_row(call.tx, found))
         key = self._signatures.key_of(signed)
-        return VersionKey(
-            version=found.name, signed_as=signed.format, fingerprint=key.fingerprint, pem=key.pem
-        )
+        return VersionKey(version=found.name, fingerprint=key.fingerprint, pem=key.pem)
 
     def _read_subject(
         self, call: Call, target: StoredObject, to: ExportTarget | None = None

@@ -85,7 +85,6 @@ class SignedVersions:
             **{name: getattr(manifest, name) for name in ModelManifest.model_fields},
             key=signed.key,
             signature=signed.signature,
-            signed_as=signed.format,
             label=found.label,
         )
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
+import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
 
@@ -13,14 +16,15 @@ from falaj.assembly.home import open_home
 from falaj.assembly.platform import LocalPlatform as Assembled
 from falaj.assembly.platform import assemble
 from falaj.control.controller import Controller
+from falaj.control.repeated_failures import RepeatedFailures, describe_cause
 from falaj.control.workflows import store
 from falaj.governance.operations.caller import start_thread
+from falaj.governance.record_stream import CONTROLLER
+from falaj.records.record import utc_now
 from falaj.sdk.platform import Platform
 from falaj.training import store as jobs
 
 log = logging.getLogger("falaj.embedded")
-
-POLL_S = 1.0
 
 
 def open_platform(path: str | Path | None = None) -> Platform:
@@ -52,11 +56,23 @@ class EmbeddedController:
         self._platform = platform
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
-        if platform.config.metadata.driver == "sqlite":
+        log_file = platform.home.logs / "cli.log"
+        self._failures = RepeatedFailures(
+            CONTROLLER, f"the logger {log.name}; {log_file} on the command line"
+        )
+        self._started_at = math.inf
+        platform.gate.failing = self.failing
+        if not platform.config.metadata.is_shared:
             with platform.database.read() as tx:
                 if store.unfinished(tx) or jobs.has_running(tx):
                     platform.intents.pending.set()
             self._thread = start_thread(self._run, name="controller")
+
+    def failing(self) -> Mapping[str, str]:
+        """Return the controller, with a sentence that says so, if it keeps failing."""
+        if self._failures.is_recovered(ran_s=time.monotonic() - self._started_at):
+            self._failures.clear()
+        return {CONTROLLER: self._failures.sentence} if self._failures.sentence else {}
 
     def close(self) -> None:
         self._stop.set()
@@ -67,11 +83,13 @@ class EmbeddedController:
     def _run(self) -> None:
         self._platform.intents.pending.wait()
         while not self._stop.is_set():
+            started_at = self._started_at = time.monotonic()
             try:
                 self._controller().run(self._stop)
-            except Exception:  # restart it, as the supervisor restarts a controller process
+            except Exception as error:  # restart it, as the supervisor restarts a controller process
                 log.exception("embedded controller failed; restarting it")
-                self._stop.wait(POLL_S)
+                ran_s, self._started_at = time.monotonic() - started_at, math.inf
+                self._stop.wait(self._failures.add(describe_cause(error), ran_s=ran_s, now=utc_now()))
 
     def _controller(self) -> Controller:
         home, config = self._platform.home, self._platform.config

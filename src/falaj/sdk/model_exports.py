@@ -24,14 +24,11 @@ from falaj.records.registry import (
     ModelManifest,
 )
 from falaj.records.sizes import format_size
-from falaj.registry.exports.plan import RECORD_FILE
 from falaj.registry.signing.bundles import verify_bundle
 
 if TYPE_CHECKING:
     from falaj.sdk.platform import Platform
 
-MARKS = (SIGNATURE_FILE, RECORD_FILE)
-"""Files that tell an export from other folders; the second one, exports of earlier releases."""
 Advance = Callable[[int], None]
 
 
@@ -101,7 +98,7 @@ def require_free(folder: Path, *, force: bool) -> None:
         return
     if not force:
         raise AlreadyExists(f"{folder} is not empty; name another folder, or replace an export by --force")
-    if not any((folder / mark).is_file() for mark in MARKS):
+    if not (folder / SIGNATURE_FILE).is_file():
         raise AlreadyExists(
             f"{folder} has no {SIGNATURE_FILE}: --force replaces earlier exports, and no other folder"
         )

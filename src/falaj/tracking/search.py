@@ -65,7 +65,7 @@ RUNS = Searched(
         "id": runs.c.id,
         "name": runs.c.name,
         "status": runs.c.status,
-        "started_at": func.coalesce(runs.c.started_at, objects.c.created_at),
+        "started_at": runs.c.started_at,
         "ended_at": runs.c.ended_at,
         "user": func.coalesce(runs.c.user, objects.c.owner),
         "parent": runs.c.parent,

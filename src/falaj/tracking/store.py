@@ -193,7 +193,7 @@ def _run_fields(
         "status": RunStatus(row[f"{prefix}status"]),
         "owner": found.owner,
         "label": found.label,
-        "started_at": row[f"{prefix}started_at"] or found.created_at,
+        "started_at": row[f"{prefix}started_at"],
         "ended_at": row[f"{prefix}ended_at"],
         "parent": row[f"{prefix}parent"],
         "user": row[f"{prefix}user"],
@@ -266,16 +266,13 @@ def create_experiment(tx: Transaction, new: StoredObject) -> None:
 
 
 def change_experiment(tx: Transaction, found: StoredObject, *, now: datetime, **values: Any) -> None:
-    """Change the row of an experiment; one of an earlier version has none yet."""
-    if tx.fetch(_experiment, {"experiment": found.id}):
-        tx.update(experiments, {"id": found.id}, {"updated_at": now, **values})
-    else:
-        tx.insert(experiments, {"id": found.id, "updated_at": now, "deleted_at": None, **values})
+    tx.update(experiments, {"id": found.id}, {"updated_at": now, **values})
 
 
 def experiment_deleted_at(tx: Transaction, experiment: str) -> datetime | None:
-    rows = tx.fetch(_experiment, {"experiment": experiment})
-    return rows[0]["deleted_at"] if rows else None
+    (row,) = tx.fetch(_experiment, {"experiment": experiment})
+    deleted_at: datetime | None = row["deleted_at"]
+    return deleted_at
 
 
 def experiment_records(tx: Transaction, page: Sequence[StoredObject]) -> list[Experiment]:
@@ -291,8 +288,8 @@ def experiment_records(tx: Transaction, page: Sequence[StoredObject]) -> list[Ex
             label=found.label,
             tags=_pairs(Tag, tags_of.get(found.id, ())),
             created_at=found.created_at,
-            updated_at=rows[found.id]["updated_at"] if found.id in rows else found.created_at,
-            deleted_at=rows[found.id]["deleted_at"] if found.id in rows else None,
+            updated_at=rows[found.id]["updated_at"],
+            deleted_at=rows[found.id]["deleted_at"],
         )
         for found in page
     ]

@@ -42,7 +42,7 @@ runs = Table(
     Column("ended_at", UtcTime),
     Column("parent", Text),
     Column("user", Text),
-    Column("started_at", UtcTime),  # null: when the object was created
+    Column("started_at", UtcTime, nullable=False),
     Column("deleted_at", UtcTime),
     Column("sealed", Boolean),  # the run of a job that has ended takes nothing any more
     Index("tracking_runs_experiment", "experiment", "id"),

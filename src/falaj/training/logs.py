@@ -6,8 +6,8 @@ import math
 import time
 from collections.abc import Iterator
 
-from falaj.governance.record_stream import HEARTBEAT_S
-from falaj.ports.metadata import Database
+from falaj.governance.operations.gate import Gate
+from falaj.governance.record_stream import CONTROLLER, HEARTBEAT_S
 from falaj.records.names import ObjectId
 from falaj.records.training.jobs import JobState
 from falaj.training import store
@@ -25,10 +25,8 @@ def attempt_name(job: str, number: int) -> str:
 class LogReader:
     """Reads the log of one job, attempt after attempt. Each read of the database is a transaction of its own."""
 
-    def __init__(
-        self, database: Database, backend: ExecutionBackend, blobs: BlobSource, job: ObjectId
-    ) -> None:
-        self._database = database
+    def __init__(self, gate: Gate, backend: ExecutionBackend, blobs: BlobSource, job: ObjectId) -> None:
+        self._gate = gate
         self._backend = backend
         self._blobs = blobs
         self._job = job
@@ -36,7 +34,7 @@ class LogReader:
     def stream(self, *, follow: bool, offset: int) -> Iterator[bytes]:
         """Yield the log of the newest attempt from `offset`; with `follow`, until the job ends.
 
-        Empty pieces serve as heartbeats.
+        Empty pieces serve as heartbeats. ProcessFailed where the controller, which would end the job, keeps failing.
         """
         number, sent_at = self._state()[1], -math.inf  # the first piece comes at once
         while True:
@@ -52,6 +50,7 @@ class LogReader:
                 yield from self._stored(number, offset) or ()
                 return
             elif time.monotonic() - sent_at >= HEARTBEAT_S:
+                self._gate.require_running(CONTROLLER)
                 sent_at = time.monotonic()
                 yield b""
             else:
@@ -59,12 +58,12 @@ class LogReader:
 
     def _state(self, number: int = 0) -> tuple[JobState, int, bool]:
         """Return the job's state, its newest attempt, and whether attempt `number` has ended."""
-        with self._database.read() as tx:
+        with self._gate.database.read() as tx:
             row = store.job_row(tx, self._job)
         return row.state, row.attempt, row.state is not JobState.RUNNING or row.attempt > number
 
     def _stored(self, number: int, offset: int) -> Iterator[bytes] | None:
-        with self._database.read() as tx:
+        with self._gate.database.read() as tx:
             ident = store.attempt_log(tx, self._job, number)
             blob = None if ident is None else self._blobs.facts(tx, ident)
         if blob is None:

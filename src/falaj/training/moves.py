@@ -45,8 +45,7 @@ def move_job(
     moved = moved_spec(spec, move, nodes)
     if requested_of(moved) == requested_of(spec):
         raise Conflict(f"job {call.target.id} asks for just that already: {describe_request(spec)}")
-    data_zones = frozenset[str]() if row.request is None else row.request.data_zones
-    wanted = request_of(call.target, moved, data_zones=data_zones)
+    wanted = request_of(call.target, moved, data_zones=row.request.data_zones)
     pools = moved.affinity.pools
     require_capable_node(moved, [node for node in nodes if not pools or node.pool in pools])
     require_memory(moved, nodes)
@@ -55,15 +54,13 @@ def move_job(
     if not row.has_attempt:
         changes |= {"request": _to_json(wanted), "claim": False}
     else:
-        changes |= {"request": _to_json(row.request or request_of(call.target, spec)), "leaving": True}
+        changes |= {"request": _to_json(row.request), "leaving": True}
     store.update_job(call.tx, call.target.id, **changes)
     store.record_queue_change(call.tx)
 
 
 def finish_move(call: Call, row: JobRow, *, ended: bool) -> None:
     """After an attempt: queue a moved job with its new request, or restore the spec of one that has ended."""
-    if row.request is None:
-        return
     spec, held = row.spec, row.request
     if requested_of(restore_held(spec, held)) == requested_of(spec):  # not moved, or moved already
         return

@@ -154,14 +154,8 @@ def paused_until(row: QueuedJob) -> datetime | None:
 
 def _request(row: QueuedJob) -> Request:
     label = UNRESTRICTED if row.label is None else Label.model_validate_json(row.label)
-    if row.request is not None:
-        kept = Request.model_validate_json(row.request)
-        return kept.model_copy(update={"label": label, "claim": bool(row.claim)})
-    spec = JobSpec.model_validate_json(row.spec or "")
-    submitted_at = from_micros(row.created_at)
-    return request_for(
-        row.id, spec, workspace=row.workspace, submitted_at=submitted_at, label=label
-    ).model_copy(update={"claim": bool(row.claim)})
+    kept = Request.model_validate_json(row.request)
+    return kept.model_copy(update={"label": label, "claim": bool(row.claim)})
 
 
 def _running(row: QueuedJob, request: Request) -> RunningJob:

@@ -180,7 +180,7 @@ class Jobs:
         self._wanted()
         target = current_call().target
         return stream_changes(
-            self.gate.database,
+            self.gate,
             lambda tx: store.job_record(target, store.job_row(tx, target.id)),
             has_ended=lambda job: job.state.ended,
         )
@@ -190,7 +190,7 @@ class Jobs:
         """Stream the log of the newest attempt from a byte offset; with `follow`, until the job ends."""
         if follow:
             self._wanted()
-        reader = LogReader(self.gate.database, self._backend, self._blobs, current_call().target.id)
+        reader = LogReader(self.gate, self._backend, self._blobs, current_call().target.id)
         return reader.stream(follow=follow, offset=offset)
 
     @operation("jobs.explain", resource="job", mode=Mode.READ)

@@ -50,7 +50,7 @@ _running = select(
 ).where(or_(jobs.c.state == JobState.RUNNING.value, jobs.c.handed_over))
 _all_running = Prepared(_running)  # read at every tick of the controller
 _QUEUE = (
-    "SELECT j.id, j.state, j.request, CASE WHEN j.request IS NULL THEN j.spec END, o.label, o.workspace, o.created_at, "
+    "SELECT j.id, j.state, j.request, o.label, o.workspace, o.created_at, "
     "j.attempt, j.not_before, j.claim, j.leaving, j.borrows, j.placements, j.started_at, j.handed_over "
     "FROM training_jobs j JOIN governance_objects o ON o.id = j.id WHERE j.state IN ('queued', 'running') ORDER BY j.id"
 )
@@ -80,7 +80,7 @@ class JobRow:
     """A row of the table of jobs, with its JSON columns as records.
 
     `behalf`, `scope`, `actions` and `token` identify the requester. `request` is what the job holds or waits for; it
-    differs from what `spec` asks for while a running job is being moved, and is None for jobs older than the column.
+    differs from what `spec` asks for while a running job is being moved.
     The attempt of a queued job that was `handed_over` waits in the queue of a cluster.
     """
 
@@ -106,7 +106,7 @@ class JobRow:
     not_before: datetime | None
     started_at: datetime | None
     ended_at: datetime | None
-    request: Request | None
+    request: Request
     queue: str
     leaving: bool
     claim: bool
@@ -142,8 +142,7 @@ class QueuedJob(NamedTuple):
 
     id: ObjectId
     state: str
-    request: str | None
-    spec: str | None
+    request: str
     label: str | None
     workspace: ObjectId
     created_at: int
@@ -186,7 +185,7 @@ def lock_job(tx: Transaction, job: str) -> JobRow:
 
 
 def _job_row(row: dict[str, Any]) -> JobRow:
-    progress, request, actions = row["progress"], row["request"], row["actions"]
+    progress, actions = row["progress"], row["actions"]
     parsed = {
         "spec": JobSpec.model_validate(row["spec"]),
         "state": JobState(row["state"]),
@@ -194,7 +193,7 @@ def _job_row(row: dict[str, Any]) -> JobRow:
         "placements": tuple(Placement.model_validate(each) for each in row["placements"] or ()),
         "progress": None if progress is None else JobProgress.model_validate(progress),
         "outputs": tuple(JobOutput.model_validate(each) for each in row["outputs"]),
-        "request": None if request is None else Request.model_validate(request),
+        "request": Request.model_validate(row["request"]),
         "limits": tuple(row["limits"] or ()),
     }
     return JobRow(**{**row, **parsed})

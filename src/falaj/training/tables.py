@@ -32,7 +32,7 @@ jobs = Table(
     Column("not_before", UtcTime),
     Column("started_at", UtcTime),
     Column("ended_at", UtcTime),
-    Column("request", JsonText),  # null for jobs older than this column: use the spec
+    Column("request", JsonText, nullable=False),
     Column("queue", Text, nullable=False, server_default=text("'default'")),
     Column("leaving", Boolean, nullable=False, server_default=false()),
     Column("claim", Boolean, nullable=False, server_default=false()),
@@ -40,7 +40,7 @@ jobs = Table(
     Column("evicted_for", Text),
     Column("preemptions", Integer, nullable=False, server_default=text("0")),
     Column("limits", JsonText),  # how those of the current attempt are enforced
-    Column("home", Text),  # whose launcher runs the current attempt; null for attempts older than this column
+    Column("home", Text),  # whose launcher runs the current attempt
     Column("fence_s", Integer),  # after so long without renewal its supervisor stops it; null: never
     Column("handed_over", Boolean, nullable=False, server_default=false()),  # its attempt waits in Kueue
     Index("training_jobs_state", "state"),

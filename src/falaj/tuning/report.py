@@ -103,7 +103,7 @@ def importance_bars(data: StudyReport) -> str:
     several = len(data.objectives) > 1
     parts = []
     for each in data.objectives:
-        shares = importance_of(data.importance, each.metric, data.objectives)
+        shares = importance_of(data.importance, each.metric)
         title = f"<h3>{escape(each.metric)}</h3>" if several else ""
         parts.append(title + (_bars(shares) if shares else "<p>It did not differ between trials.</p>"))
     return "".join(parts)

@@ -14,6 +14,7 @@ from contextlib import suppress
 from typing import Any, BinaryIO, cast
 
 from falaj.errors import Internal, Unavailable
+from falaj.extras import how_to_install
 from falaj.records.tuning import ParamImportance, ParamValues, StudySettings, StudyTrial
 
 log = logging.getLogger("falaj.tuning")
@@ -22,7 +23,6 @@ PROGRAM = "falaj.tuning.runtime"
 HANDED_ON = ("PATH", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH", "PYTHONPATH")
 """Environment variables passed on; the others may hold secrets."""
 ANSWER_S = 120.0
-INSTALL = "pip install 'falaj[tuning]' on the machine of the controller"
 
 
 class SamplerProcess:
@@ -118,7 +118,9 @@ class SamplerProcess:
         self._process.kill()
         status, said = self._process.wait(), self._err.read(4000).decode(errors="replace")
         if "No module named 'optuna'" in said or "No module named 'cmaes'" in said:
-            return Internal(f"Optuna is not installed: {INSTALL}")
+            return Internal(
+                f"Optuna is not installed: {how_to_install('optuna')} on the machine of the controller"
+            )
         why = f"exited with status {status}" if answered else f"did not answer within {ANSWER_S:g} s"
         log.error("sampler process lost", extra={"reason": why, "said": said})
         return Unavailable(f"the process that samples {why}")

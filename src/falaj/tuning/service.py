@@ -146,7 +146,7 @@ class Studies:
         """Stream the study at each change until it ends, with heartbeats; the last record says how it ended."""
         target = current_call().target
         return stream_changes(
-            self.gate.database,
+            self.gate,
             lambda tx: store.study_record(tx, target),
             has_ended=lambda study: study.state.ended,
         )

@@ -18,7 +18,6 @@ from interfaces import ServedPlatform
 from polling import eventually
 
 OPEN_TO_ALL = {"/healthz", "/readyz", "/", "/signin.js", "/signin"}
-FELT_WITHIN_S = 1.0
 
 
 @pytest.fixture(scope="module")
@@ -144,7 +143,7 @@ def refused(client: httpx.Client) -> bool:
 
 
 @pytest.mark.slow
-def test_a_revoked_token_is_refused_within_a_second(served_on_each: ServedPlatform) -> None:
+def test_a_revoked_token_is_refused(served_on_each: ServedPlatform) -> None:
     tokens = served_on_each.platform.tokens
     issued = tokens.issue(purpose="to be revoked")
     client = served_on_each.http(issued.secret)
@@ -152,11 +151,11 @@ def test_a_revoked_token_is_refused_within_a_second(served_on_each: ServedPlatfo
 
     tokens.revoke(issued.token.id)
 
-    eventually(lambda: refused(client), within=FELT_WITHIN_S)
+    eventually(lambda: refused(client))
 
 
 @pytest.mark.slow
-def test_a_token_revoked_by_another_process_is_refused_within_a_second(
+def test_a_token_revoked_by_another_process_is_refused(
     served_on_each: ServedPlatform,
 ) -> None:
     issued = served_on_each.platform.tokens.issue(purpose="to be revoked elsewhere")
@@ -167,11 +166,11 @@ def test_a_token_revoked_by_another_process_is_refused_within_a_second(
 
     elsewhere.services.tokens.revoke(issued.token.id)
 
-    eventually(lambda: refused(client), within=FELT_WITHIN_S)
+    eventually(lambda: refused(client))
     elsewhere.close()
 
 
-def test_a_disabled_user_is_refused_within_a_second_until_enabled_again(
+def test_a_disabled_user_is_refused_until_enabled_again(
     served_on_each: ServedPlatform,
 ) -> None:
     users = served_on_each.platform.users
@@ -179,10 +178,10 @@ def test_a_disabled_user_is_refused_within_a_second_until_enabled_again(
     assert client.get("/api/v1/users/whoami").status_code == 200
 
     users.disable("dana")
-    eventually(lambda: refused(client), within=FELT_WITHIN_S)
+    eventually(lambda: refused(client))
     users.enable("dana")
 
-    eventually(lambda: not refused(client), within=FELT_WITHIN_S)
+    eventually(lambda: not refused(client))
 
 
 def test_a_revoked_role_takes_effect_at_once(served_on_each: ServedPlatform) -> None:
@@ -208,7 +207,7 @@ def test_a_stream_ends_when_its_token_is_revoked(
     next(stream)
     served.platform.tokens.revoke(issued.token.id)
     client = served.http(issued.secret)
-    eventually(lambda: refused(client), within=FELT_WITHIN_S)
+    eventually(lambda: refused(client))
 
     with pytest.raises((Unauthenticated, Interrupted)):
         list(stream)

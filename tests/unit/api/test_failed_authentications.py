@@ -11,6 +11,7 @@ import pytest
 from falaj.governance.identity.failures import MAX_SOURCES, WINDOW, FailedAuthentications
 from interfaces import ServedPlatform
 from platforms import OwnPlatform
+from polling import PATIENCE_S
 
 WHO = "/api/v1/users/whoami"
 HERE = "remote:127.0.0.1"
@@ -19,7 +20,7 @@ HERE = "remote:127.0.0.1"
 def status(served: ServedPlatform, *headers: str, body: bytes = b"") -> int:
     """Return the status of a request with exactly these headers."""
     where = urlsplit(served.url)
-    with socket.create_connection((where.hostname, where.port), timeout=20) as connection:
+    with socket.create_connection((where.hostname, where.port), timeout=PATIENCE_S) as connection:
         lines = [f"POST {WHO} HTTP/1.1", *headers, "", ""]
         connection.sendall("\r\n".join(lines).encode() + body)
         return int(connection.recv(65536).split()[1])

@@ -26,6 +26,7 @@ from falaj.control.services import all_operations
 from falaj.governance.operations.operation import ResponseShape
 from falaj.records.governance.identity import Role
 from interfaces import ServedPlatform
+from polling import PATIENCE_S
 
 OPERATIONS = [op for op in all_operations().values() if not op.internal]
 DOCUMENT = openapi(all_operations().values(), version="1.2.3")
@@ -195,7 +196,7 @@ def test_the_api_conforms_to_the_document(
 def status_of(case: Any, url: str, headers: dict[str, str]) -> str:
     """Return the status of the answer to a request, without reading the answer."""
     asked = case.as_transport_kwargs(base_url=url, headers=headers)
-    with requests.request(**asked, stream=True, timeout=60) as answer:
+    with requests.request(**asked, stream=True, timeout=PATIENCE_S) as answer:
         return str(answer.status_code)
 
 

@@ -14,6 +14,7 @@ from falaj.control.services import all_operations
 from falaj.errors import FalajError
 from falaj.governance.operations.operation import Operation, ResponseShape
 from interfaces import ServedPlatform
+from polling import PATIENCE_S
 
 OPERATIONS = list(all_operations().values())
 READS = [op for op in OPERATIONS if op.mode.reads]
@@ -287,7 +288,7 @@ def test_pages_leave_out_what_the_caller_may_not_see(served_on_each: ServedPlatf
 def test_sixteen_callers_write_at_once(served_on_each: ServedPlatform) -> None:
     def write(number: int) -> list[str]:
         headers = served_on_each.as_admin.headers
-        with httpx.Client(base_url=served_on_each.url, headers=headers, timeout=60) as client:
+        with httpx.Client(base_url=served_on_each.url, headers=headers, timeout=PATIENCE_S) as client:
             answers = [create(client, f"crowd-{number}-{n}", f"crowd-{number}-{n}") for n in range(5)]
         return [answer.json()["id"] for answer in answers if answer.status_code == 200]
 

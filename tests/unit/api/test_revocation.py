@@ -104,11 +104,11 @@ def test_a_read_that_cannot_be_recorded_is_not_answered(
 ) -> None:
     user = User(served_on_each, other, "unrecorded")
     assert user.requests[0]() == 200
-    row = "seq, at, caller, action, outcome, leaf, entry"
+    row = "seq, at, caller, action, outcome, leaf, entry, mac"
     with other.database.write() as tx:
         (size,) = tx.execute_sql("SELECT size FROM governance_audit_state")[0]
-        forged = f"INSERT INTO governance_audit_entries ({row}) VALUES (?, 0, '', '', '', ?, '')"
-        tx.execute_sql(forged, (size, b""))
+        forged = f"INSERT INTO governance_audit_entries ({row}) VALUES (?, 0, '', '', '', ?, '', ?)"
+        tx.execute_sql(forged, (size, b"", b""))
 
     refused = user.ask("runs/show", {"run": user.run})
 

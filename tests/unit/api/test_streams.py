@@ -13,13 +13,35 @@ from sqlalchemy import update
 
 from cutting_proxy import cutting_proxy
 from falaj.control.tables import work as work_table
-from falaj.errors import Conflict, Internal, Interrupted, NotFound, Unauthenticated, Unavailable
+from falaj.errors import (
+    Conflict,
+    Internal,
+    Interrupted,
+    NotFound,
+    ProcessFailed,
+    Unauthenticated,
+    Unavailable,
+)
+from falaj.governance import record_stream
+from falaj.records.training.jobs import JobSpec
+from falaj.records.tuning import StudySettings
 from falaj.sdk.platform import Platform
 from falaj.sdk.remote import connect, remote_service
+from falaj.training import logs
 from interfaces import ServedPlatform
+from job_harness import archive
+from polling import PATIENCE_S
 from probe import SECRET, Note, Probe
 
 MIB = 2**20
+JOB = JobSpec(name="waits", script="train.py")
+STUDY = StudySettings.model_validate(
+    {
+        "space": {"x": {"type": "float", "low": -2.0, "high": 2.0}},
+        "trials": 6,
+        "objectives": [{"metric": "auc", "direction": "maximize"}],
+    }
+)
 DATA = bytes(n * 7 % 251 for n in range(100_000)) * 53  # a little over 5 MiB, with no two frames alike
 PLACES = [
     (0, None),
@@ -222,6 +244,71 @@ def test_a_stream_continues_while_its_token_is_valid(served: ServedPlatform, pla
     assert len(first) + sum(map(len, rest)) == 100 * 65536
 
 
+# ------------------------------------------------------------------------------- a controller that keeps failing
+
+
+@pytest.fixture
+def failing(served: ServedPlatform, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """What `falaj up` has published about processes that keep failing; the test changes it."""
+    found: dict[str, str] = {}
+    monkeypatch.setattr(served.parts.gate, "failing", lambda: found)
+    for module in (record_stream, logs):
+        monkeypatch.setattr(module, "HEARTBEAT_S", 0.0)
+    return found
+
+
+@pytest.mark.parametrize("stream", ["jobs.wait", "jobs.logs", "workflows.watch", "studies.watch"])
+def test_whoever_waits_for_a_controller_that_keeps_failing_is_told(
+    platform: Platform, failing: dict[str, str], stream: str
+) -> None:
+    changes = begin_waiting(platform)[stream]()
+
+    failing["controller"] = "the controller keeps failing"
+
+    with pytest.raises(ProcessFailed, match="the controller keeps failing"):
+        list(changes)
+    assert platform.platform.status().failing == failing
+
+
+def test_another_process_that_keeps_failing_stops_no_waiting(
+    platform: Platform, failing: dict[str, str]
+) -> None:
+    changes = iter(begin_waiting(platform)["jobs.wait"]())
+    failing["console"] = "the console keeps failing"
+
+    assert next(changes) == next(changes) == next(changes)
+
+
+def test_what_has_ended_is_shown_while_the_controller_keeps_failing(
+    platform: Platform, failing: dict[str, str]
+) -> None:
+    job = platform.jobs.submit(JOB, code=upload_code(platform)).id
+    platform.jobs.cancel(job)
+    failing["controller"] = "the controller keeps failing"
+
+    assert [each.state for each in platform.jobs.wait(job)] == ["cancelled"]
+    assert b"".join(platform.jobs.logs(job, follow=True)) == b""
+
+
+def upload_code(platform: Platform) -> str:
+    return str(platform.blobs.upload(iter([archive({"train.py": "print(1)"})])).id)
+
+
+def begin_waiting(platform: Platform) -> dict[str, Any]:
+    """Return the streams of a job, work and a study that no controller does."""
+    job = platform.jobs.submit(JOB, code=upload_code(platform)).id
+    copied = platform.blobs.copy("data", "local", name=f"copy-for-{job}").id
+    study = platform.studies.create(
+        f"study-for-{job}".replace("_", "-"), settings=STUDY, job=JOB, code=upload_code(platform)
+    ).id
+    return {
+        "jobs.wait": lambda: platform.jobs.wait(job),
+        "jobs.logs": lambda: platform.jobs.logs(job, follow=True),
+        "workflows.watch": lambda: platform.workflows.watch(copied),
+        "studies.watch": lambda: platform.studies.watch(study),
+    }
+
+
 # -------------------------------------------------------------------------------- interrupted connections
 
 
@@ -319,7 +406,7 @@ def test_many_open_streams_do_not_block_the_api(served: ServedPlatform, platform
         for client in clients:
             client.send(watch, stream=True)
 
-        httpx.get(f"{served.url}/", timeout=1)
+        httpx.get(f"{served.url}/", timeout=PATIENCE_S)
     finally:
         for client in clients:
             client.close()

@@ -18,6 +18,7 @@ from falaj.apps.tls_listener import HANDSHAKE_S, MOST_HANDSHAKES
 from falaj.assembly.config import read_config
 from falaj.errors import ConfigInvalid, InvalidInput, Unavailable
 from interfaces import ServedPlatform, serve
+from polling import PATIENCE_S
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +93,7 @@ def test_bytes_that_are_no_handshake_leave_nothing_behind(
 ) -> None:
     where = urlsplit(served_by_tls.url)
     for sent in (b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x00\x01\x00", bytes(5000), b""):
-        with socket.create_connection((where.hostname, where.port), timeout=30) as stranger:
+        with socket.create_connection((where.hostname, where.port), timeout=PATIENCE_S) as stranger:
             stranger.sendall(sent)
             while sent and not closed_by_peer(stranger):
                 pass

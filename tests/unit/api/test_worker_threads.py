@@ -5,24 +5,24 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
-import time
 import weakref
 from functools import partial
 
 import pytest
 
 from falaj.apps.api.worker_threads import WorkerThreads
+from polling import PATIENCE_S, eventually_async
 
 
 def test_all_are_performed_once_and_no_more_at_a_time_than_threads() -> None:
-    running, most, lock = 0, 0, threading.Lock()
+    running, most, lock, together = 0, 0, threading.Lock(), threading.Barrier(3, timeout=PATIENCE_S)
 
     def work(number: int) -> int:
         nonlocal running, most
         with lock:
             running += 1
             most = max(most, running)
-        time.sleep(0.001)
+        together.wait()
         with lock:
             running -= 1
         return number
@@ -38,11 +38,11 @@ def test_all_are_performed_once_and_no_more_at_a_time_than_threads() -> None:
 def test_one_after_another_is_done_by_the_same_thread() -> None:
     async def several() -> set[int]:
         threads = WorkerThreads(4)
-        await asyncio.gather(*(threads.run(lambda: time.sleep(0.01)) for _ in range(4)))
+        together = threading.Barrier(4, timeout=PATIENCE_S)
+        await asyncio.gather(*(threads.run(together.wait) for _ in range(4)))
         found = set()
         for _ in range(20):
-            while len(threads._idle) < threads._started:
-                await asyncio.sleep(0.001)
+            await eventually_async(lambda: len(threads._idle) == threads._started)
             found.add(await threads.run(threading.get_ident))
         return found
 
@@ -68,8 +68,7 @@ def test_nothing_of_a_request_is_kept_by_an_idle_thread() -> None:
         kept = weakref.ref(body)
         await threads.run(partial(id, body))
         del body
-        while not threads._idle:
-            await asyncio.sleep(0.001)
+        await eventually_async(lambda: threads._idle)
         gc.collect()
         return kept
 

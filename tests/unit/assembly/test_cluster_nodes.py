@@ -180,5 +180,5 @@ def test_a_missing_client_is_named_with_the_extra(monkeypatch: pytest.MonkeyPatc
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "lightkube", None)
 
-    with pytest.raises(Unavailable, match=r"needs the package lightkube; pip install 'falaj\[k8s\]'"):
+    with pytest.raises(Unavailable, match=r"needs the package lightkube: pip install 'falaj\[kubernetes\]'"):
         open_manifests(KubernetesConfig())

@@ -181,7 +181,10 @@ def test_all_that_the_packages_of_an_image_need_is_locked(kind: Any) -> None:
 
 
 def installed_dependencies(wanted: list[Requirement]) -> set[str]:
-    """Return all packages that `wanted` need, by what the installed ones declare."""
+    """Return all packages that `wanted` need, by what the installed ones declare.
+
+    Without those that torch pins itself: they are the libraries of its CUDA build, which other builds do not have.
+    """
     found, seen = set[str](), set[str]()
     while wanted:
         each = wanted.pop()
@@ -194,6 +197,7 @@ def installed_dependencies(wanted: list[Requirement]) -> set[str]:
                 one
                 for one in declared
                 if one.marker is None or any(one.marker.evaluate({"extra": extra}) for extra in extras)
+                if each.name != "torch" or not str(one.specifier).startswith("==")
             ]
     return found
 

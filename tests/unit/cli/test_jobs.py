@@ -37,7 +37,7 @@ from falaj.records.scheduling.accounting import QueueState
 from falaj.records.scheduling.hardware import Machine
 from falaj.records.training.jobs import Job, JobProgress, JobSpec, JobState
 from falaj.sdk.job_fields import ALIASES, FIELDS, SYNONYMS
-from polling import eventually
+from polling import PATIENCE_S, eventually
 
 SAYS = """
 import os, time
@@ -626,7 +626,7 @@ def test_a_train_that_is_terminated_cancels_the_job_that_it_runs(falaj: CommandL
 
         process.terminate()
 
-        assert process.wait(60) == 143
+        assert process.wait(PATIENCE_S) == 143
     (job,) = falaj.json("jobs", "list")["items"]
     assert (job["state"], "stopped on request" in job["reason"]) == ("cancelled", True)
     running = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]

@@ -10,13 +10,14 @@ import select
 import struct
 import sys
 import termios
-import time
 from collections.abc import Callable
+from contextlib import suppress
 
 import pytest
 from rich.console import Console
 
 from falaj.apps.cli.output.live_table import Screen, paint
+from polling import PATIENCE_S
 
 SCRIPT = """
 import sys
@@ -55,13 +56,9 @@ class Terminal:
 
     def until(self, wanted: Callable[[str], bool]) -> str:
         """Return what was shown since the last call, once it is as wanted."""
-        until = time.monotonic() + 60
-        while not wanted(self._seen) and time.monotonic() < until:
-            ready, _, _ = select.select([self.master], [], [], 0.5)
-            try:
-                self._seen += os.read(self.master, 65536).decode(errors="replace") if ready else ""
-            except OSError:  # it has ended
-                break
+        with suppress(OSError):  # it has ended
+            while not wanted(self._seen) and select.select([self.master], [], [], PATIENCE_S)[0]:
+                self._seen += os.read(self.master, 65536).decode(errors="replace")
         found, self._seen = self._seen, ""
         assert wanted(found), found
         return found

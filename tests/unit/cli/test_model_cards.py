@@ -151,7 +151,6 @@ def test_gates_are_set_shown_checked_refuse_and_are_waived(falaj: CommandLine) -
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_a_version_and_the_champion_are_evaluated_for_gates(falaj: CommandLine) -> None:
     falaj.done("models", "promote", "churn@1", "--to", "champion")
     rule = ("--metric", "auc >= champion - 0.5", "--on", "churn-holdout", "--target", "churned")

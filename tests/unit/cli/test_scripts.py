@@ -167,7 +167,7 @@ def test_a_fault_in_the_code_is_not_to_be_retried(error: str) -> None:
 def test_a_missing_module_names_the_environment() -> None:
     said = failed("Exit code 1: ModuleNotFoundError: No module named 'xgboost.core'")
 
-    assert "xgboost.core is not installed in the platform's Python" in said
+    assert "xgboost.core is not installed in the platform's Python: pip install 'falaj[trees]', or " in said
     assert "--environment" in said
     assert "jobs retry" not in said
     assert "the environment old" in failed("ModuleNotFoundError: No module named 'x'", environment="old")

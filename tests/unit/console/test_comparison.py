@@ -155,8 +155,8 @@ def study(state: StudyState = StudyState.RUNNING) -> Study:
         counts={TrialState.COMPLETE: 3, TrialState.RUNNING: 1},
         best=tuple(best_trials(TRIALS, objectives)),
         importance=(
-            ParamImportance(param="kind", importance=0.2),
-            ParamImportance(param="lr", importance=0.8),
+            ParamImportance(param="kind", importance=0.2, metric="val_loss"),
+            ParamImportance(param="lr", importance=0.8, metric="val_loss"),
         ),
         owner="dana",
         created_at=NOON,

@@ -41,3 +41,12 @@ def test_every_entry_of_the_navigation_has_a_section_with_a_picture_of_one_of_it
         shown = re.findall(r"images/console/([\w-]+)\.png", sections[entry.label])
         own = {page_name(page.title) for page in find_pages() if page.entry == entry.key}
         assert any(name.startswith(page) for name in shown for page in own), entry.label
+
+
+def test_every_page_belongs_to_an_entry_whose_address_is_a_page() -> None:
+    pages = find_pages()
+    keys = {entry.key for entry in ENTRIES}
+    addresses = {"/w/{workspace}" if key == "overview" else f"/w/{{workspace}}/{key}" for key in keys}
+
+    assert [page.path for page in pages if page.entry not in keys] == []
+    assert addresses <= {page.path for page in pages}

@@ -18,6 +18,7 @@ from falaj.apps.console.live import Handler
 from falaj.apps.console.page import PageContext
 from falaj.apps.console.sampling import sample_together
 from falaj.errors import Denied, FalajError
+from polling import eventually_async
 
 
 class Feed:
@@ -98,12 +99,6 @@ def in_loop(test: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(run())
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():
-            await asyncio.sleep(0.001)
-
-
 def test_many_notices_refresh_a_page_once_and_then_not_for_a_while() -> None:
     feed, times = Feed(), list[float]()
 
@@ -114,10 +109,10 @@ def test_many_notices_refresh_a_page_once_and_then_not_for_a_while() -> None:
         opened(feed).live(refresh, events=("runs.*",), gather_s=0.1)
         for _ in range(50):
             feed.change()
-        await until(lambda: len(times) == 1)
-        while len(times) < 3:
+        await eventually_async(lambda: len(times) == 1)
+        for count in (2, 3):
             feed.change()
-            await asyncio.sleep(0.001)
+            await eventually_async(lambda count=count: len(times) == count)  # type: ignore[misc]
 
     in_loop(test)
 
@@ -125,22 +120,28 @@ def test_many_notices_refresh_a_page_once_and_then_not_for_a_while() -> None:
 
 
 def test_a_page_that_nobody_sees_is_refreshed_once_it_is_seen_again() -> None:
-    feed, refreshed = Feed(), list[str]()
+    feed, refreshed, beside = Feed(), list[str](), list[str]()
 
     async def refresh() -> None:
         refreshed.append("now")
 
+    async def refresh_beside() -> None:
+        beside.append("now")
+
     async def test() -> None:
-        context = opened(feed)
+        context, other = opened(feed), opened(other_feed := Feed())
         context.live(refresh, events=("runs.*",), gather_s=0)
+        other.live(refresh_beside, events=("runs.*",), gather_s=0)
         context.set_visible(False)
         feed.change()
-        await asyncio.sleep(0.02)
+        other_feed.change()
+        await eventually_async(lambda: beside)  # what was told later was shown
         assert refreshed == []
         context.set_visible(True)
-        await until(lambda: bool(refreshed))
+        await eventually_async(lambda: refreshed)
         context.set_visible(True)
-        await asyncio.sleep(0.02)
+        other_feed.change()
+        await eventually_async(lambda: len(beside) == 2)
 
     in_loop(test)
 
@@ -158,7 +159,7 @@ def test_a_page_follows_other_objects_once_it_shows_them_and_none_when_it_is_clo
         context.live(refresh, events=("runs.*",), objects=lambda: shown, gather_s=0)
         assert feed.followed == [("run_1",)]
         feed.change()
-        await until(lambda: feed.followed == [("run_1", "run_2")])
+        await eventually_async(lambda: feed.followed == [("run_1", "run_2")])
         context.client.delete()
 
     in_loop(test)
@@ -177,7 +178,7 @@ def test_a_refresh_that_fails_is_tried_again_at_the_next_notice() -> None:
         opened(feed).live(refresh, events=("*",), gather_s=0)
         for count in (1, 2):
             feed.change()
-            await until(lambda count=count: len(tried) == count)  # type: ignore[misc]
+            await eventually_async(lambda count=count: len(tried) == count)  # type: ignore[misc]
 
     in_loop(test)
 
@@ -186,7 +187,7 @@ def test_a_refresh_that_fails_is_tried_again_at_the_next_notice() -> None:
 
 
 def test_twenty_pages_share_one_question_and_none_is_asked_unseen_or_closed() -> None:
-    asked, taken = list[int](), list[tuple[int, int]]()
+    asked, taken, others = list[int](), list[tuple[int, int]](), list[int]()
 
     def answer() -> int:
         asked.append(1)
@@ -202,18 +203,21 @@ def test_twenty_pages_share_one_question_and_none_is_asked_unseen_or_closed() ->
                 lambda found, at=number: taken.append((at, found)),
                 every_s=0.01,
             )
-        await until(lambda: len(asked) >= 23)  # each once itself, then one for all
+        await eventually_async(lambda: len(asked) >= 23)  # each once itself, then one for all
         assert {at for at, found in taken if found == 22} == {*range(20)}
         assert len(sampling._samplers) == 1
         for each in pages:
             each.set_visible(False)
-        await asyncio.sleep(0.02)
+        beside = opened(answers=lambda: len(others))
+        sample_together(beside, "other", lambda found: found, others.append, every_s=0.01)
+        await eventually_async(lambda: len(others) >= 3)  # what was asked before is over
         before = len(asked)
-        await asyncio.sleep(0.05)
+        await eventually_async(lambda: len(others) >= 8)
         assert len(asked) == before
+        beside.client.delete()
         for each in pages:
             each.client.delete()
-        await until(lambda: not sampling._samplers)
+        await eventually_async(lambda: not sampling._samplers)
 
     in_loop(test)
 
@@ -234,9 +238,9 @@ def test_who_may_no_longer_ask_gets_no_sample_of_others() -> None:
         allowed, other = opened(answers=lambda: 1), opened(answers=refused)
         sample_together(other, "load", lambda found: found, take("refused"), every_s=0.001)
         sample_together(allowed, "load", lambda found: found, take("allowed"), every_s=0.001)
-        await until(lambda: taken["allowed"] > 10)
+        await eventually_async(lambda: taken["allowed"] > 10)
         allowed.client.delete()
-        await until(lambda: not sampling._samplers)
+        await eventually_async(lambda: not sampling._samplers)
 
     in_loop(test)
 

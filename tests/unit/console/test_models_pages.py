@@ -103,7 +103,7 @@ def test_an_approved_version_waits_no_longer_and_can_be_rolled_back(churn: OwnPl
     (champion,) = model_of(churn).aliases
 
     assert before == ["churn@3"]
-    assert champion.moves[0][1:] == ("promote", "churn@2", "churn@1", "root, approved by noor")
+    assert champion.moves[0][1:] == ("promote", "churn@2", "churn@1", "owner, approved by noor")
     assert champion.back_to == "churn@1"
     assert ("auc", "0.93", "0.9") in champion.compared
 
@@ -184,7 +184,7 @@ def test_a_version_shows_its_facts_and_origins(light_platform: OwnPlatform) -> N
     assert view.words == "model version, champion of churn"
     assert view.origins == (("training set", "churn-training", ("lineage", data.training.id)),)
     assert ("auc", "0.9", "at registration") in view.metrics
-    assert ("auc", "0.88", "on churn-training, by root") in view.metrics
+    assert ("auc", "0.88", "on churn-training, by owner") in view.metrics
     assert view.tensors[0] == ("input", "features", "float32", "any × 2", "minutes, plan")
     assert dict(view.about)["restriction"] == "any jurisdiction; personal"
     assert "churn-calls" in [item.name for item in view.lineage.upstream]

@@ -55,6 +55,16 @@ def test_a_platform_that_is_not_reached_is_shown_as_such() -> None:
     assert box(view, "GPUs").state == "none here"
 
 
+def test_a_controller_that_keeps_failing_is_shown_as_such() -> None:
+    facts = PlatformFacts(
+        version="1", controller="vm:1", zones=(), users=1, failing={"controller": "it fails"}
+    )
+
+    view = overview(replace(EMPTY, platform=facts), times=TIMES)
+
+    assert (box(view, "Controller").tone, box(view, "Controller").state) == ("bad", "keeps failing")
+
+
 def test_held_resources_are_a_share_of_the_whole() -> None:
     records = replace(EMPTY, machines=(machine(cpus=4, free=1), machine(cpus=4, free=4)))
 

@@ -122,7 +122,7 @@ def test_the_runs_of_a_pipeline_are_found_by_their_events(ready: OwnPlatform) ->
     view = pipeline_view(records, times=TIMES)
 
     assert [run.id for run in view.runs] == [second.id, first.id]
-    assert view.runs[0].by == "person, root"
+    assert view.runs[0].by == "person, owner"
     assert view.runs[1].state == "cancelled"
     assert view.running == second.id
     assert view.versions == ("churn@1",)

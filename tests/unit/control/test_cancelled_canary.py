@@ -23,7 +23,7 @@ from falaj.records.serving.statistics import VersionCounts
 from falaj.serving.service import MODEL_SERVER
 from model_files import onnx
 from platforms import OwnPlatform, make_platform
-from polling import eventually
+from polling import PATIENCE_S, eventually
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def controlled(platform: OwnPlatform, tmp_path: Path) -> Iterator[None]:
         yield
     finally:
         stop.set()
-        thread.join(20)
+        thread.join(PATIENCE_S)
 
 
 def weights(platform: OwnPlatform) -> dict[str, int]:
@@ -62,7 +62,7 @@ def ended(platform: OwnPlatform, work: WorkflowRun) -> WorkflowRun:
         found = platform.workflows.show(work.id)
         return found if found.state.ended else None
 
-    return eventually(look, within=20)
+    return eventually(look)
 
 
 ERRORS = Canary(share=33, requests=100, labels=0, latency=1.0)
@@ -88,7 +88,7 @@ def test_a_challenger_with_chance_errors_is_undecided_and_the_champion_stays(
     ready.clock.now = utc_now()
     with controlled(ready, tmp_path):
         work = ready.pipelines.canary("churn", model="churn@2", alias="champion", plan=plan)
-        eventually(lambda: weights(ready) == {"1": 67, "2": 33}, within=20)
+        eventually(lambda: weights(ready) == {"1": 67, "2": 33})
         report(ready, champion=(1000, 50), challenger=(500, 33))
         found = ended(ready, work)
 
@@ -112,12 +112,12 @@ def test_a_failing_challenger_is_rolled_back_and_a_good_one_promoted(
 ) -> None:
     with controlled(ready, tmp_path):
         work = ready.pipelines.canary("churn", model="churn@2", plan=ERRORS)
-        eventually(lambda: weights(ready) == {"1": 67, "2": 33}, within=20)
+        eventually(lambda: weights(ready) == {"1": 67, "2": 33})
         report(ready, champion=(200, 1), challenger=(100, 40))
         bad = ended(ready, work)
         after = weights(ready)
         work = ready.pipelines.canary("churn", model="churn@2", plan=ERRORS)
-        eventually(lambda: weights(ready) == {"1": 67, "2": 33}, within=20)
+        eventually(lambda: weights(ready) == {"1": 67, "2": 33})
         report(ready, champion=(4000, 4), challenger=(2000, 2))
         good = ended(ready, work)
 
@@ -135,11 +135,11 @@ def test_a_canary_goes_on_under_the_next_controller_with_what_it_had_seen(
     """Neither half of the requests shows enough; together they do, and none is counted twice."""
     with controlled(ready, tmp_path):
         work = ready.pipelines.canary("churn", model="churn@2", plan=ERRORS)
-        eventually(lambda: weights(ready) == {"1": 67, "2": 33}, within=20)
+        eventually(lambda: weights(ready) == {"1": 67, "2": 33})
         report(ready, champion=(800, 0), challenger=(400, 0))
-        eventually(lambda: "400 requests" in (ready.workflows.show(work.id).doing or ""), within=20)
+        eventually(lambda: "400 requests" in (ready.workflows.show(work.id).doing or ""))
     with controlled(ready, tmp_path):
-        eventually(lambda: ready.platform.status().controller is not None, within=20)
+        eventually(lambda: ready.platform.status().controller is not None)
         report(ready, champion=(800, 0), challenger=(400, 0))
         found = ended(ready, work)
 
@@ -152,7 +152,7 @@ def test_a_canary_goes_on_under_the_next_controller_with_what_it_had_seen(
 def test_a_cancelled_canary_goes_back_to_the_champion(ready: OwnPlatform, tmp_path: Path) -> None:
     with controlled(ready, tmp_path):
         work = ready.pipelines.canary("churn", model="churn@2")
-        eventually(lambda: weights(ready) == {"1": 90, "2": 10}, within=20)
+        eventually(lambda: weights(ready) == {"1": 90, "2": 10})
 
         ready.workflows.cancel(work.id)
         found = ended(ready, work)
@@ -167,7 +167,7 @@ def test_a_canary_cancelled_without_a_controller_goes_back_to_the_champion(
 ) -> None:
     with controlled(ready, tmp_path):
         work = ready.pipelines.canary("churn", model="churn@2")
-        eventually(lambda: weights(ready) == {"1": 90, "2": 10}, within=20)
+        eventually(lambda: weights(ready) == {"1": 90, "2": 10})
     ready.workflows.cancel(work.id)
 
     with controlled(ready, tmp_path):
@@ -183,7 +183,7 @@ def test_a_canary_of_a_disabled_user_goes_back_to_the_champion(ready: OwnPlatfor
     with controlled(ready, tmp_path):
         with acting_as(dana):
             work = ready.pipelines.canary("churn", model="churn@2")
-        eventually(lambda: weights(ready) == {"1": 90, "2": 10}, within=20)
+        eventually(lambda: weights(ready) == {"1": 90, "2": 10})
 
         ready.users.disable("dana")
         ended(ready, work)
@@ -195,7 +195,7 @@ def test_a_canary_of_a_disabled_user_goes_back_to_the_champion(ready: OwnPlatfor
 def test_a_second_canary_on_an_endpoint_is_refused(ready: OwnPlatform, tmp_path: Path) -> None:
     with controlled(ready, tmp_path):
         first = ready.pipelines.canary("churn", model="churn@2")
-        eventually(lambda: weights(ready) == {"1": 90, "2": 10}, within=20)
+        eventually(lambda: weights(ready) == {"1": 90, "2": 10})
         second = ended(ready, ready.pipelines.canary("churn", model="churn@3"))
         still = weights(ready)
         ready.workflows.cancel(first.id)
@@ -210,7 +210,7 @@ def test_a_second_canary_on_an_endpoint_is_refused(ready: OwnPlatform, tmp_path:
 def test_routes_set_by_a_person_end_the_canary_and_stay(ready: OwnPlatform, tmp_path: Path) -> None:
     with controlled(ready, tmp_path):
         work = ready.pipelines.canary("churn", model="churn@2")
-        eventually(lambda: weights(ready) == {"1": 90, "2": 10}, within=20)
+        eventually(lambda: weights(ready) == {"1": 90, "2": 10})
         ready.endpoints.route("churn", routes=(Route(version="3"),))
         found = ended(ready, work)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from falaj.control.jobs.environments import PACKAGE, packages_of, python_for
+from falaj.control.jobs.volumes import link_volumes
 from falaj.errors import InvalidInput
+from falaj.ports.launcher import VolumeMount
 from falaj.records.config import JobsConfig
 from job_harness import JobHarness
 from platforms import OwnPlatform
@@ -54,6 +58,23 @@ def test_runtime_can_be_imported_without_other_packages(bare: Path, tmp_path: Pa
 
     assert given == {"PYTHONPATH": f"mine:{again['PYTHONPATH']}"}
     assert (ran.stdout.split(), ran.stderr) == (["1", "True", str(bare)], "")
+
+
+def test_what_is_made_for_a_job_of_another_user_can_be_read_under_any_umask(
+    bare: Path, tmp_path: Path
+) -> None:
+    links, volume = tmp_path / "jobs" / "1.agent", VolumeMount("shared", folder=tmp_path)
+    umask = os.umask(0o077)
+    try:
+        runtime = python_for({"bare": bare}, "bare").variables(links, {})["PYTHONPATH"]
+        volumes = link_volumes([volume], links)["FALAJ_VOLUMES"]
+    finally:
+        os.umask(umask)
+
+    for folder in (Path(runtime), Path(volumes)):
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o755
+        assert folder.parent == links
+    assert all(each.stat().st_mode & 0o001 for each in (links, links.parent))
 
 
 def test_job_may_read_the_virtualenv_and_its_base_python(bare: Path) -> None:

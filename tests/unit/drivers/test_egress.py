@@ -38,6 +38,10 @@ def post(sender: HttpEgress, url: str, **options: Any) -> int:
     return sender.post(url, headers={"x-test": "1"}, body=b"{}", **options)
 
 
+PAUSE_S = 0.05
+"""Between two bytes of a slow answer."""
+
+
 class Listener:
     """Accepts one connection after another, and answers each with `answer`, byte by byte if it is `slow`."""
 
@@ -66,7 +70,7 @@ class Listener:
                     self.requests.append(_read_request(each))
                     for byte in self._answer if self._slow else ():
                         each.sendall(bytes([byte]))
-                        if self._over.wait(0.05):
+                        if self._over.wait(PAUSE_S):
                             return
                     if not self._slow:
                         each.sendall(self._answer)

@@ -8,6 +8,7 @@ from typing import Any
 
 from falaj.drivers.kubernetes.watches import ObjectCache
 from falaj.ports.cluster.manifests import ObjectKind
+from polling import PATIENCE_S
 
 NODE = ObjectKind("", "v1", "Node", "nodes")
 
@@ -24,12 +25,12 @@ class LateWatch:
 
     def list(self, *_: Any, **__: Any) -> Listed:
         self.listing.set()
-        assert self.told.wait(30)
+        assert self.told.wait(PATIENCE_S)
         return Listed()
 
     def watch(self, *_: Any, **__: Any) -> Iterator[tuple[str, dict[str, Any]]]:
         self.watching.set()
-        assert self.ended.wait(30)
+        assert self.ended.wait(PATIENCE_S)
         yield from ()
 
     def end_watches(self) -> None:
@@ -42,7 +43,7 @@ def test_a_watch_that_begins_while_the_cache_is_closed_is_ended_too() -> None:
     client = LateWatch()
     cache: ObjectCache[dict[str, Any]] = ObjectCache(client, NODE, dict)  # type: ignore[arg-type]
     assert cache.known() is None
-    assert client.listing.wait(30)
+    assert client.listing.wait(PATIENCE_S)
 
     cache.close()
 

@@ -20,6 +20,7 @@ from falaj.drivers.kubernetes.worker.node import (
     write_message,
 )
 from falaj.drivers.kubernetes.worker.platform_client import output_files, safe_path
+from polling import PATIENCE_S
 
 ENDED = {"exit_code": 1, "signal": None, "reason": "Exit code 1", "used": {}, "limits": ["x" * 5000]}
 
@@ -36,7 +37,7 @@ known = set(sys.stdlib_module_names) | {{"falaj", "__main__"}}
 print(sorted({{name.split(".")[0] for name in sys.modules}} - known))
 """
     done = subprocess.run(
-        [sys.executable, "-I", "-S", "-c", script], capture_output=True, text=True, timeout=60
+        [sys.executable, "-I", "-S", "-c", script], capture_output=True, text=True, timeout=PATIENCE_S
     )
 
     assert (done.stdout.strip(), done.stderr) == ("[]", "")

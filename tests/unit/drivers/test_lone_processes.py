@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -29,8 +31,16 @@ SEPARATING = [sandbox for sandbox in find_sandboxes() if sandbox.name != "same-u
 EACH = pytest.mark.parametrize("sandbox", SEPARATING, ids=lambda sandbox: sandbox.name)
 
 
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder that other users can reach, as `tmp_path` is not."""
+    with tempfile.TemporaryDirectory(prefix="falaj-lone-") as name:
+        Path(name).chmod(0o755)
+        (Path(name) / "job").mkdir()
+        yield Path(name) / "job"
+
+
 def output_of(sandbox: Sandbox, text: str, folder: Path, *, children: bool) -> list[str]:
-    folder.mkdir()
     command = [sys.executable, "-I", "-c", text]
     read, write = os.pipe()
     with os.fdopen(read) as output:
@@ -43,14 +53,14 @@ def output_of(sandbox: Sandbox, text: str, folder: Path, *, children: bool) -> l
 
 
 @EACH
-def test_only_threads_are_started_without_children(sandbox: Sandbox, tmp_path: Path) -> None:
-    lines = output_of(sandbox, THREAD + ATTEMPTS, tmp_path / "job", children=False)
+def test_only_threads_are_started_without_children(sandbox: Sandbox, folder: Path) -> None:
+    lines = output_of(sandbox, THREAD + ATTEMPTS, folder, children=False)
 
     assert lines == ["thread", *["PermissionError"] * 3, "-1"]
 
 
 @EACH
-def test_processes_are_started_otherwise(sandbox: Sandbox, tmp_path: Path) -> None:
+def test_processes_are_started_otherwise(sandbox: Sandbox, folder: Path) -> None:
     text = THREAD + "import subprocess; print(subprocess.run(['true']).returncode)"
 
-    assert output_of(sandbox, text, tmp_path / "job", children=True) == ["thread", "0"]
+    assert output_of(sandbox, text, folder, children=True) == ["thread", "0"]

@@ -19,6 +19,7 @@ from falaj.errors import Conflict
 from falaj.features.table_versions import files as table_files
 from falaj.features.views import stored_rows
 from falaj.records.features import ColumnType, Entity, Feature, FeatureView
+from polling import PATIENCE_S, let_pass
 
 if TYPE_CHECKING:
     from conftest import FeaturesEnv
@@ -92,20 +93,6 @@ def test_what_killed_writes_left_is_removed_once_it_is_old(stored: FeaturesEnv) 
 
 
 @pytest.mark.slow
-def test_tables_from_before_lose_only_what_was_never_published(stored: FeaturesEnv) -> None:
-    more = stored.put("more", trips(3))
-    published = parquet_files(stored)
-    kill_before_commit(stored, lambda: stored.features.ingest("trips", data=more))
-    stored.platform.sql("DELETE FROM features_table_files")
-    stored.platform.clock.advance(DAYS)
-
-    assert stored.features.cleanup().files == 1
-
-    assert parquet_files(stored) == published
-    assert stored.features.scan("trips").read_all().num_rows == 2
-
-
-@pytest.mark.slow
 def test_a_killed_first_ingestion_is_removed_too(stored: FeaturesEnv) -> None:
     stored.features.apply(entities=(DRIVER,), views=(TRIPS.model_copy(update={"name": "later"}),))
     data = stored.put("first", trips(1))
@@ -130,7 +117,7 @@ def test_a_cleanup_that_meets_an_ingestion_takes_nothing_that_was_acknowledged(
 
     def commit_later(*args: Any) -> Any:
         written.set()
-        looked.wait(20)
+        looked.wait(PATIENCE_S)
         return commit(*args)
 
     def look_and_let_in(*args: Any, **options: Any) -> Any:
@@ -139,17 +126,17 @@ def test_a_cleanup_that_meets_an_ingestion_takes_nothing_that_was_acknowledged(
             looks.append(1)
             if len(looks) == look:
                 looked.set()
-                time.sleep(0.3)
+                let_pass(0.3)
         return found
 
     monkeypatch.setattr(other.parts.gate, "commit", commit_later)
     monkeypatch.setattr(table_files, "unused", look_and_let_in)
     with ThreadPoolExecutor(1) as beside:
         ingestion = beside.submit(other.features.ingest, "trips", data=data)
-        assert written.wait(20)
+        assert written.wait(PATIENCE_S)
         platform.features.cleanup()
         looked.set()
-        failure = ingestion.exception(30)
+        failure = ingestion.exception(PATIENCE_S)
 
     assert failure is None or isinstance(failure, Conflict)
     rows = platform.features.scan("trips").read_all().num_rows

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
@@ -143,23 +142,3 @@ def test_sql_does_not_read_a_column_for_another(light_env: FeaturesEnv) -> None:
 
     with pytest.raises(InvalidInput, match="km, KM"):
         light_env.features.ingest("trips", data=light_env.put("rows", rows(KM=[2.5])))
-
-
-@pytest.mark.slow
-def test_a_view_from_before_the_names_were_compared_is_listed_but_not_joined(light_env: FeaturesEnv) -> None:
-    light_env.features.apply(entities=(DRIVER,), views=(view(aggregations=(total("x"),)),))
-    light_env.features.ingest("trips", data=light_env.put("rows", rows()))
-    (text,) = light_env.platform.rows_of("SELECT definition FROM features_views")
-    stored = text.replace('"x"', '"D"') if isinstance(text, str) else json.dumps(text).replace('"x"', '"D"')
-    light_env.platform.sql("UPDATE features_views SET definition = :d", {"d": stored})
-    spine = light_env.put("spine", rows().drop_columns("km"))
-
-    assert light_env.features.list().items[0].definition.aggregations[0].name == "D"
-    assert light_env.features.scan("trips").read_all()["d"].to_pylist() == [7]
-    for act in (
-        lambda: light_env.features.training_set("set", spine=spine, views=("trips",), event_time="at"),
-        lambda: light_env.features.training_set("set", spine="view:trips", views=("trips",)),
-        lambda: light_env.features.materialize("trips"),
-    ):
-        with pytest.raises(InvalidInput, match="differ by more than case"):
-            act()

@@ -18,6 +18,7 @@ from falaj.features.validation import checks, conversion
 from falaj.governance.operations.caller import acting_as
 from falaj.records.features import ColumnType, Entity, Feature, FeatureView
 from falaj.records.governance.identity import Role
+from polling import PATIENCE_S
 
 if TYPE_CHECKING:
     from conftest import FeaturesEnv
@@ -444,7 +445,7 @@ def test_forty_ingestions_of_several_processes_all_succeed(stored: FeaturesEnv) 
         )
         for start in (0, 10, 20, 30)
     ]
-    answers = [process.communicate(timeout=120)[0] for process in running]
+    answers = [process.communicate(timeout=PATIENCE_S)[0] for process in running]
 
     rows = stored.features.scan("trips").read_all()
     assert answers == [b"10\n"] * 4

@@ -24,6 +24,7 @@ from falaj.records.features import (
     KeepRows,
     PlannedChange,
 )
+from polling import PATIENCE_S
 
 if TYPE_CHECKING:
     from conftest import FeaturesEnv
@@ -206,18 +207,18 @@ def test_rows_that_come_while_a_view_is_changed_are_in_the_new_version(
     def copy_slowly(*args: Any) -> Any:
         found = copy(*args)
         copying.set()
-        go_on.wait(20)
+        go_on.wait(PATIENCE_S)
         return found
 
     monkeypatch.setattr(view_versions, "_copy_rows", copy_slowly)
     blob = stored.put("more", rows(3))
     with ThreadPoolExecutor(2) as pool:
         change = pool.submit(apply, stored, changed(columns=(KM,)))
-        assert copying.wait(20)
+        assert copying.wait(PATIENCE_S)
         ingestion = pool.submit(other.features.ingest, "trips", data=blob)
         go_on.set()
-        assert change.result(30).kept_rows == 2
-        done = ingestion.result(30)
+        assert change.result(PATIENCE_S).kept_rows == 2
+        done = ingestion.result(PATIENCE_S)
 
     assert (done.version, done.rows, done.notes) == (2, 3, ("n: not a column of the view, left out",))
     assert scanned(stored)[-1] == {"driver": "d3", "km": 1.5}

@@ -13,9 +13,7 @@ import pytest
 
 import falaj.features.online as online
 from falaj.errors import InvalidInput, TooLarge
-from falaj.features.row_codec import RowCodec
 from falaj.features.tables import views
-from falaj.ports.metadata import to_micros
 from falaj.ports.online import MAX_VALUE_BYTES
 from falaj.records.features import (
     AggregateFunction,
@@ -26,6 +24,7 @@ from falaj.records.features import (
     FeatureView,
     OnlineRows,
 )
+from polling import PATIENCE_S
 
 if TYPE_CHECKING:
     from conftest import FeaturesEnv
@@ -166,18 +165,18 @@ def test_an_older_materialization_that_is_slower_does_not_overwrite_a_newer_one(
     def write_later(self: online.OnlineFeatures, *args: Any) -> int:
         if not slow.is_set():
             slow.set()
-            go_on.wait(20)
+            go_on.wait(PATIENCE_S)
         return write(self, *args)
 
     monkeypatch.setattr(online.OnlineFeatures, "_write", write_later)
     with ThreadPoolExecutor(2) as pool:
         older = pool.submit(env.features.materialize, "trips")
-        assert slow.wait(20)
+        assert slow.wait(PATIENCE_S)
         correction = trips((1, NOON - HOUR, NOON - HOUR, 6.0, 6))  # of the same event
         env.features.ingest("trips", data=env.put("more", correction))
         newer = pool.submit(other.features.materialize, "trips")
         go_on.set()
-        versions = [each.result(30).table_version for each in (older, newer)]
+        versions = [each.result(PATIENCE_S).table_version for each in (older, newer)]
 
     assert versions == [0, 1]
     assert read(env) == (6.0, 6)
@@ -259,30 +258,6 @@ def test_a_sum_that_is_too_large_for_an_integer_is_refused(light_env: FeaturesEn
             (1, NOON - HOUR, NOON, 1.0, 2**62),
             view=with_sums(AggregateFunction.SUM),
         )
-
-
-@pytest.mark.slow
-def test_values_of_an_earlier_format_are_read(light_env: FeaturesEnv) -> None:
-    prepare(
-        light_env, (1, NOON, NOON, 1.0, 3), view=with_sums(AggregateFunction.MAX, AggregateFunction.COUNT)
-    )
-    features, found = light_env.features.online_features, light_env.features.show("trips")
-    old = RowCodec(
-        (Feature(name="max_n", type=ColumnType.FLOAT), Feature(name="count_n", type=ColumnType.INTEGER))
-    )
-    (row,) = old.encode([to_micros(NOON)], [[7.5], [4]])
-    name = f"{found.id}/1".encode()
-    value = features._sealed.seal(found.workspace, row, context=name + b"\0" + b"1")
-    batch = {"key": [b"1"], "event_time": [to_micros(NOON)], "value": [value]}
-    features._stores["local"].write(name.decode(), pa.record_batch(batch))  # type: ignore[arg-type]
-
-    assert read(light_env) == (7.5, 4)
-    light_env.platform.clock.now = NOON - HOUR  # it is of the future then
-    assert read(light_env) == (None, None)
-
-    light_env.platform.clock.now = NOON
-    light_env.features.materialize("trips")
-    assert read(light_env) == (3, 1)
 
 
 def test_rows_ingested_during_a_materialization_come_with_the_next(light_env: FeaturesEnv) -> None:

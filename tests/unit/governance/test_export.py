@@ -285,7 +285,7 @@ def test_rows_of_a_zone_lie_in_its_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_rows_that_an_earlier_version_left_in_the_home_are_still_read(tmp_path: Path) -> None:
+def test_rows_from_before_a_zone_had_a_folder_are_still_read_in_the_home(tmp_path: Path) -> None:
     with make_platform(tmp_path, toml=NETWORKS) as platform:
         platform.features.apply(
             entities=(Entity(name="customer", key="customer"),),

@@ -24,6 +24,7 @@ from falaj.drivers.sql.migrate import HEAD, current_version, migrate
 from falaj.governance import bootstrap
 from falaj.ports.metadata import METADATA
 from platforms import OwnPlatform, configuration
+from polling import A_MOMENT_S
 
 START = "import sys; from falaj.drivers.sql.migrate import migrate; migrate(sys.argv[1])"
 
@@ -97,14 +98,14 @@ def test_the_named_version_is_the_newest_migration() -> None:
 def test_a_migration_that_fails_leaves_nothing(database_url: str) -> None:
     engine = sa.create_engine(database_url)
     with engine.begin() as connection:
-        connection.execute(sa.text("CREATE TABLE control_work (id TEXT)"))  # the last one in the migration
+        connection.execute(sa.text("CREATE TABLE control_pipelines (id TEXT)"))  # the last one of the schema
 
     with pytest.raises(sa.exc.DBAPIError):
         migrate(database_url)
 
     left = sa.inspect(engine).get_table_names()
     engine.dispose()
-    assert left == ["control_work"]
+    assert left == ["control_pipelines"]
 
 
 @pytest.mark.slow
@@ -136,7 +137,7 @@ def test_concurrently_started_platforms_bootstrap_a_database_once(
     def is_founded(tx: Any) -> bool:
         answer = real(tx)
         with suppress(threading.BrokenBarrierError):
-            both_have_looked.wait(timeout=0.5)  # where one waits for the other, they cannot both get here
+            both_have_looked.wait(A_MOMENT_S)  # where one waits for the other, they cannot both get here
         return answer
 
     monkeypatch.setattr(bootstrap, "is_bootstrapped", is_founded)
@@ -147,137 +148,3 @@ def test_concurrently_started_platforms_bootstrap_a_database_once(
     for platform in platforms:
         platform.close()
     assert actions == ["platform.bootstrap"]
-
-
-def test_single_blob_checkpoints_are_removed_with_their_blobs(
-    database_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(migrate_module, "HEAD", "0012")
-    migrate(database_url)
-    engine = sa.create_engine(database_url)
-    old = sa.MetaData()
-    old.reflect(engine, only=["governance_objects", "training_checkpoints"])
-    made = old.tables["governance_objects"]
-    with engine.begin() as connection:
-        for ident in ("ws-1", "job-1", "blob-1", "blob-2"):
-            row = {"id": ident, "kind": ident[:-2], "name": ident, "workspace": "ws-1", "owner": "me"}
-            connection.execute(made.insert(), row | {"created_at": 1})
-        kept = {"job": "job-1", "step": 3, "blob": "blob-1", "size_bytes": 1}
-        connection.execute(old.tables["training_checkpoints"].insert(), kept)
-    monkeypatch.undo()
-
-    migrate(database_url)
-
-    with engine.connect() as connection:
-        left = connection.execute(sa.select(made.c.id).where(made.c.deleted_at.is_(None))).scalars()
-        assert sorted(left) == ["blob-2", "job-1", "ws-1"]
-        assert connection.execute(sa.text("SELECT count(*) FROM training_checkpoints")).scalar() == 0
-    assert current_version(engine) == HEAD
-    engine.dispose()
-
-
-@pytest.mark.slow
-def test_operation_names_are_renamed_wherever_they_are_stored(
-    database_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(migrate_module, "HEAD", "0013")
-    migrate(database_url)
-    engine = sa.create_engine(database_url)
-    tables = sa.MetaData()
-    tables.reflect(engine)
-    with engine.begin() as connection:
-        for table, row in OLD_NAMES:
-            connection.execute(tables.tables[table].insert(), row)
-    monkeypatch.undo()
-
-    migrate(database_url)
-
-    with engine.connect() as connection:
-        for table, column, expected in NEW_NAMES:
-            found = connection.execute(sa.select(tables.tables[table].c[column])).scalars().all()
-            assert (table, column, sorted(found, key=str)) == (table, column, sorted(expected, key=str))
-    engine.dispose()
-
-
-POLICY = (
-    'permit (principal, action in [Action::"{}", Action:: "{}"], resource) '
-    'when {{ resource.name == "user.create" }};'
-)
-OLD_NAMES: list[tuple[str, dict[str, Any]]] = [
-    *(
-        (
-            "governance_objects",
-            {"id": each, "kind": "user", "name": each, "workspace": "w", "owner": "w", "created_at": 1},
-        )
-        for each in ("w", "p", "t", "j", "x")
-    ),
-    ("governance_epochs", {"id": 1, "epoch": 7}),
-    (
-        "governance_policies",
-        {"id": "p", "version": 1, "text": POLICY.format("user.create", "blob.sweep"), "published_at": 1},
-    ),
-    (
-        "governance_tokens",
-        {
-            "id": "t",
-            "principal": "w",
-            "secret_hash": b"",
-            "actions": '["blob.*","audit.grown","jobs.list","*"]',
-            "purpose": "user.create",
-            "expires_at": 1,
-        },
-    ),
-    (
-        "control_work",
-        {
-            "id": "x",
-            "workflow": "queue.what_if",
-            "input": "{}",
-            "behalf": "w",
-            "actions": '["queue.what_if"]',
-            "state": "waiting",
-            "step": 0,
-            "cancelling": False,
-        },
-    ),
-    (
-        "governance_idempotency",
-        {
-            "caller": "w",
-            "key": "k",
-            "action": "token.link",
-            "input": "digest None None ('user.create', 'work.*')",
-            "result": b"",
-            "at": 1,
-        },
-    ),
-    ("governance_activities", {"id": "a", "action": "blob.upload", "caller": "w", "at": 1}),
-    (
-        "governance_outbox",
-        {"id": "e", "type": "falaj.platform.tidy", "subject": "s", "data": "{}", "at": 1, "delivered": False},
-    ),
-    (
-        "governance_audit_entries",
-        {
-            "seq": 0,
-            "at": 1,
-            "caller": "w",
-            "action": "user.create",
-            "outcome": "done",
-            "leaf": b"",
-            "entry": "{}",
-        },
-    ),
-]
-NEW_NAMES: list[tuple[str, str, list[Any]]] = [
-    ("governance_epochs", "epoch", [8]),
-    ("governance_policies", "text", [POLICY.format("users.create", "blobs.cleanup")]),
-    ("governance_tokens", "actions", ['["blobs.*","audit.consistency_proof","jobs.list","*"]']),
-    ("governance_tokens", "purpose", ["user.create"]),
-    ("control_work", "workflow", ["queues.what_if"]),
-    ("control_work", "actions", ['["queues.what_if"]']),
-    ("governance_idempotency", "action", ["tokens.sign_in_link"]),
-    ("governance_idempotency", "input", ["digest None None ('users.create', 'workflows.*')"]),
-    ("governance_activities", "action", ["blobs.upload"]),
-    ("governance_audit_entries", "action", ["user.create"]),
-]

@@ -14,6 +14,7 @@ import pytest
 from falaj.errors import KeyUnavailable, NotFound
 from falaj.governance.blobs import service
 from platforms import OwnPlatform
+from polling import PATIENCE_S
 
 DATA = bytes(range(256)) * 1000
 A_MOMENT_S = 0.3
@@ -86,7 +87,7 @@ def test_a_sweep_during_an_upload_removes_nothing_acknowledged(
         timedelta(days=3)
     )  # the bytes look old enough to be swept as soon as they are written
     upload = beside.submit(other.blobs.upload, iter([DATA]))
-    assert written.wait(20)
+    assert written.wait(PATIENCE_S)
     is_living, looks = service._is_living, []
 
     def look_and_let_in(*args: Any, **kwargs: Any) -> bool:
@@ -101,7 +102,7 @@ def test_a_sweep_during_an_upload_removes_nothing_acknowledged(
     platform.blobs.cleanup()
     looked.set()
 
-    failure = upload.exception(20)
+    failure = upload.exception(PATIENCE_S)
     assert failure is None or isinstance(failure, NotFound)
     kept = [platform.get(found.id) for found in platform.blobs.list().items]
     assert kept == ([DATA] if failure is None else [])
@@ -115,7 +116,7 @@ def held_back(
 
     def late(*args: Any) -> Any:
         written.set()
-        assert go.wait(20)
+        assert go.wait(PATIENCE_S)
         return commit(*args)
 
     return late

@@ -12,7 +12,7 @@ from falaj.errors import NotFound, Unavailable
 from falaj.governance.operations.caller import current_terms
 from falaj.governance.operations.operation import operations_of
 from falaj.monitoring.service import Monitoring
-from falaj.monitoring.sketches.kll import read_points
+from falaj.monitoring.sketches.reading import read_points
 from falaj.monitoring.tables import slots
 from falaj.monitoring.windows.collector import COLUMNS_LIMIT, Collector, ServedWindow
 from falaj.monitoring.windows.delivery import Delivery, split_window
@@ -149,7 +149,7 @@ def test_windows_are_delivered_and_the_last_one_on_stop() -> None:
     delivery = Delivery(collector, platform, every_s=0.05, sketch_every_s=0.01)
     delivery.start()
     collector.add("delay", "3", {"x": np.ones(5)})
-    eventually(lambda: platform.rows == 5, within=5)
+    eventually(lambda: platform.rows == 5)
     collector.add("delay", "3", {"x": np.ones(6)})
 
     delivery.stop()

@@ -118,6 +118,17 @@ def test_too_few_blocks_or_rows_show_no_spread() -> None:
     assert measure_spread(np.full((MIN_BLOCKS, 4), 500), span_s=DAY_S, ordered=4) is not None
 
 
+def test_a_spread_in_one_direction_has_one_dimension() -> None:
+    counts = np.random.default_rng(6990).integers(
+        200, 800, size=(12, 2)
+    )  # its quotient is 1 less a rounding error
+
+    spread = measure_spread(counts, span_s=DAY_S, ordered=2)
+
+    assert spread is not None
+    assert spread.dimensions == 1.0
+
+
 def test_the_spread_of_a_shorter_window_is_larger() -> None:
     spreads = pinned(StreamMaker("autoregressive", 1.0).make(REFERENCE_DAYS)).spreads["x"]
 

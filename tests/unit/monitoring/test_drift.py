@@ -15,7 +15,6 @@ from falaj.errors import InvalidInput
 from falaj.monitoring.drift.comparison import MINIMUM_ROWS, compare
 from falaj.monitoring.drift.distributions import chi_square_critical, chi_square_tail, f_tail
 from falaj.monitoring.drift.verdicts import conventional_psi_class, detect_drift
-from falaj.monitoring.sketches.kll import RANK_ERROR
 from falaj.monitoring.sketches.sketchers import WindowSketcher, sketch_column, sketch_reference
 from falaj.records.monitoring.sketches import (
     ColumnKind,
@@ -27,6 +26,7 @@ from falaj.records.monitoring.sketches import (
     Statistic,
     WindowSketch,
 )
+from falaj.records.quantiles.kll import RANK_ERROR
 
 NOON = datetime(2013, 7, 1, 12, tzinfo=UTC)
 WINDOWS = 400

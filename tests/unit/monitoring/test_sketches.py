@@ -9,13 +9,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from datasketches import kll_doubles_sketch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from falaj.errors import Damaged, InvalidInput
 from falaj.monitoring.sketches.columns import Values, kind_of
-from falaj.monitoring.sketches.kll import RANK_ERROR, SHARE_ERROR, K, read_points
+from falaj.monitoring.sketches.reading import read_points
 from falaj.monitoring.sketches.sketchers import (
     WindowSketcher,
     decode,
@@ -33,6 +32,7 @@ from falaj.records.monitoring.sketches import (
     ReferenceSketch,
     WindowSketch,
 )
+from falaj.records.quantiles.kll import RANK_ERROR
 
 NOON = datetime(2013, 7, 1, 12, tzinfo=UTC)
 HOUR = timedelta(hours=1)
@@ -122,11 +122,6 @@ def test_ranks_stay_within_the_bound_of_the_sketch(parts: int, draw: str) -> Non
     exact = np.searchsorted(np.sort(rows), points.values, side="right")
     assert np.abs(points.at_or_below(points.values) - exact).max() / len(rows) <= 1.5 * RANK_ERROR
     assert points.count == len(rows)
-
-
-def test_error_constants_are_those_of_the_library() -> None:
-    assert pytest.approx(kll_doubles_sketch.get_normalized_rank_error(K, False)) == RANK_ERROR
-    assert pytest.approx(kll_doubles_sketch.get_normalized_rank_error(K, True)) == SHARE_ERROR
 
 
 def test_memory_is_bounded_however_many_values_come() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import onnx
 import onnxruntime as ort
 import pandas as pd
 import pytest
@@ -279,7 +280,7 @@ def test_a_package_that_is_missing_is_named(
 ) -> None:
     monkeypatch.setitem(sys.modules, "onnxmltools.convert", None)
 
-    with pytest.raises(Unavailable, match=r"needs the package onnxmltools.*pip install"):
+    with pytest.raises(Unavailable, match=r"needs the package onnxmltools: pip install 'falaj\[trees\]'"):
         fj.export_onnx(boosted, path, sample=rows.holed[:50])
 
 
@@ -292,6 +293,40 @@ def test_an_export_with_different_predictions_is_not_written(rows: Learnable, pa
 
     assert "predicts differently from the model" in message
     assert "output probability at" in message
+
+
+# --------------------------------------------------------------------------------------------------- onnx
+
+
+def onnx_model(text: str) -> onnx.ModelProto:
+    return onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 21]> {text}')
+
+
+DOUBLED = "doubled (float[N, 8] features) => (float[N, 8] sum) { sum = Add(features, features) }"
+
+
+def test_a_model_that_is_onnx_keeps_its_names(rows: Learnable, path: Path) -> None:
+    made = fj.export_onnx(onnx_model(DOUBLED), path, sample=rows.features[:20], names=LETTERS)
+
+    assert np.array_equal(run(path, rows.features), 2 * rows.features)
+    assert made.inputs == (
+        TensorSpec(name="features", dtype="float32", shape=(-1, 8), features=tuple(LETTERS)),
+    )
+    assert made.outputs == (TensorSpec(name="sum", dtype="float32", shape=(-1, 8)),)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (DOUBLED.replace("N, 8", "20, 8"), "by a name, like N"),  # takes 20 rows, and no other number
+        ("m (float[N, 8] a, float[N, 8] b) => (float[N, 8] c) { c = Add(a, b) }", "2 inputs: a, b"),
+        (DOUBLED.replace("N, 8", "N, 3"), "the model fails on the sample"),
+    ],
+)
+def test_a_model_that_is_onnx_and_cannot_be_served_is_refused(
+    text: str, words: str, rows: Learnable, path: Path
+) -> None:
+    assert words in refusal(onnx_model(text), path, rows.features[:20])
 
 
 # --------------------------------------------------------------------------------------- the model of a job

@@ -29,6 +29,7 @@ from falaj.optimization.runtime.job import optimize
 from falaj.optimization.runtime.memory import measure_memory
 from falaj.optimization.settings import OptimizationSettings, parse_settings
 from falaj.records.optimization import AcceptanceBudget, OptimizationReport, OptimizationVerdict
+from processes import hide_module
 
 pytestmark = pytest.mark.slow
 
@@ -198,10 +199,10 @@ def test_settings_are_passed_as_arguments() -> None:
 # --------------------------------------------------------------------------------------------- as a job
 
 
-def launch(job: Job, *arguments: str) -> subprocess.CompletedProcess[str]:
-    folders = {"FALAJ_INPUTS": str(job.inputs), "FALAJ_OUTPUTS": str(job.outputs)}
+def launch(job: Job, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    environment |= {"FALAJ_INPUTS": str(job.inputs), "FALAJ_OUTPUTS": str(job.outputs)}
     command = [sys.executable, "-m", "falaj.optimization.runtime", *arguments]
-    return subprocess.run(command, env=os.environ | folders, capture_output=True, text=True, check=False)
+    return subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, check=False)
 
 
 def test_the_program_runs_under_the_contract_of_jobs(job: Job, boosted: Any, rows: Learnable) -> None:
@@ -218,6 +219,22 @@ def test_the_program_runs_under_the_contract_of_jobs(job: Job, boosted: Any, row
     report = json.loads((job.outputs / "report.json").read_text())
     assert [each["recipe"] for each in report["variants"]] == ["onnx", "int8", "fp16"]
     assert (job.outputs / "variants" / "onnx" / "model.onnx").exists()
+
+
+def test_trees_are_optimized_without_torch(job: Job, boosted: Any, rows: Learnable, tmp_path: Path) -> None:
+    export_onnx(boosted, job.inputs / "model" / "model.onnx", sample=rows.holed[:50])
+    recipes = ("int8", "prune-structured", "prune-unstructured")
+    settings = SETTINGS.model_copy(update={"recipes": recipes, "budget": AcceptanceBudget(worse=0.5)})
+
+    ran = launch(job, *settings.arguments(), **hide_module("torch", tmp_path / "hidden"))
+
+    assert (ran.returncode, ran.stderr) == (0, "")
+    reasons = {
+        each["recipe"]: each["reason"]
+        for each in json.loads((job.outputs / "report.json").read_text())["variants"]
+    }
+    assert (job.outputs / "variants" / "prune-structured" / "model.onnx").exists()
+    assert "needs the torch export" in reasons["prune-unstructured"]
 
 
 def test_a_fault_is_reported_with_a_message(job: Job) -> None:

@@ -127,12 +127,3 @@ def test_without_a_gpu_the_fastest_accepted_variant_is_recommended() -> None:
 
     assert (best.name, best.version) == ("int8", "churn@int8")
     assert "no GPU was measured" in best.words
-
-
-def test_a_report_from_before_the_best_batch_is_read() -> None:
-    old = measured(100, 10_000, 1000, 0.9).model_dump() | {"rows_per_s_256": 5.0}
-    del old["rows_per_s"], old["best_batch"]
-
-    found = Measurement.model_validate(old)
-
-    assert (found.rows_per_s, found.best_batch) == (5.0, 256)

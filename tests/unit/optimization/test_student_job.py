@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +17,7 @@ from falaj.records.optimization import AcceptanceBudget, OptimizationVerdict
 from falaj.records.scheduling.snapshot import Quota
 from falaj.records.training.jobs import Job, JobState
 from platforms import make_platform
-from polling import eventually
+from polling import eventually, let_pass
 
 if TYPE_CHECKING:
     from conftest import Learnable, OptimizationEnv  # type: ignore[attr-defined]
@@ -49,26 +48,25 @@ def in_training(env: OptimizationEnv) -> bool:
     return any(job.progress is not None and job.progress.step > 0 for job in jobs_of(env, STUDENT_PROGRAM))
 
 
-def ended(env: OptimizationEnv, work: WorkflowRun, *, within: float = 240) -> dict[str, Any]:
-    eventually(lambda: env.platform.workflows.show(work.id).state.ended, within=within, every=0.1)
+def ended(env: OptimizationEnv, work: WorkflowRun) -> dict[str, Any]:
+    eventually(lambda: env.platform.workflows.show(work.id).state.ended)
     found = env.platform.workflows.show(work.id)
     assert (found.state, found.error) == (WorkflowState.DONE, None)
     return found.result or {}
 
 
-@pytest.mark.timeout(400)
 def test_controllers_killed_while_a_student_trains_lose_nothing_and_do_nothing_twice(
     controllers: ControllerProcesses, populated: Callable[[Any], OptimizationEnv]
 ) -> None:
     env = populated(controllers.platform)
     controller = controllers.start_controller()
     work = start(env)
-    eventually(lambda: in_training(env), within=120)
+    eventually(lambda: in_training(env))
     for pause_s in (0.0, 1.5):  # once in the training, and once somewhere behind it
         controller.kill()
         controller.wait()
         controller = controllers.start_controller()
-        time.sleep(pause_s)
+        let_pass(pause_s)
 
     result = ended(env, work)
 
@@ -89,7 +87,6 @@ def test_controllers_killed_while_a_student_trains_lose_nothing_and_do_nothing_t
     ]
 
 
-@pytest.mark.timeout(400)
 def test_a_student_beyond_the_budget_of_its_workspace_is_refused_and_the_others_go_on(
     controllers: ControllerProcesses, populated: Callable[[Any], OptimizationEnv]
 ) -> None:
@@ -108,7 +105,6 @@ def test_a_student_beyond_the_budget_of_its_workspace_is_refused_and_the_others_
     assert [job.state for job in jobs_of(env, STUDENT_PROGRAM)] == [JobState.CANCELLED]
 
 
-@pytest.mark.timeout(400)
 def test_a_preempted_student_resumes_and_is_measured(
     controllers: ControllerProcesses, populated: Callable[..., OptimizationEnv], rows: Learnable
 ) -> None:
@@ -121,11 +117,11 @@ def test_a_preempted_student_resumes_and_is_measured(
     env.platform.queues.set("lab", quota=Quota(cpus=0), limit=Quota(cpus=node.cpus))
     controllers.start_controller()
     work = start(env, queue="lab")
-    eventually(lambda: in_training(env), within=120)
+    eventually(lambda: in_training(env))
     (student,) = jobs_of(env, STUDENT_PROGRAM)
 
     urgent = controllers.submit("print('at last')", name="urgent", queue="risk", cpus=node.cpus)
-    done = controllers.ends(urgent, within=120)
+    done = controllers.ends(urgent)
     result = ended(env, work)
 
     assert done.state is JobState.DONE

@@ -435,7 +435,7 @@ def test_cancelling_it_under_the_controller_cancels_its_job(
     with fj.open(tmp_path / "home") as platform:
         env = populated(platform)
         work = platform.optimization.start("late@1", data=env.data, target="late")
-        (job,) = eventually(lambda: platform.jobs.list().items, within=60)
+        (job,) = eventually(lambda: platform.jobs.list().items)
 
         platform.workflows.cancel(work.id)
         *_, ended = platform.workflows.watch(work.id)

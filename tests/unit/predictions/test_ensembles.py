@@ -42,7 +42,7 @@ score = "final.y"
 probability = "trees.probability"
 """
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture

@@ -21,11 +21,11 @@ import pytest
 import falaj as fj
 from batch_runs import SIGNATURE, customers, linear_model, scores
 from command_line import environment
-from polling import eventually
+from polling import PATIENCE_S, eventually
 
 ROWS = 1_500_000
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
@@ -61,9 +61,9 @@ def test_ctrl_c_stops_it_and_the_same_command_goes_on(folder: Path) -> None:
     while status == 0 and (tries := tries + 1) <= 5:  # on a busy machine it may end before the signal comes
         (folder / "out.parquet").unlink(missing_ok=True)
         with subprocess.Popen(command("--threads", "1"), cwd=folder, env=environment(folder)) as process:
-            eventually(lambda: has_rows() or process.poll() is not None, within=60, every=0.001)
+            eventually(lambda: has_rows() or process.poll() is not None, every=0.001)
             process.send_signal(signal.SIGINT)
-            status = process.wait(60)
+            status = process.wait(PATIENCE_S)
     left = sorted(path.name for path in partial.iterdir()) if partial.exists() else []
     again = subprocess.run(command(), cwd=folder, env=environment(folder), capture_output=True, text=True)
 
@@ -152,7 +152,7 @@ def test_a_table_that_drifts_half_way_is_named_and_goes_on_once_it_is_repaired(f
     with subprocess.Popen(words, cwd=folder, env=environment(folder), stderr=subprocess.PIPE) as process:
         partial = folder / "out.parquet.partial"
         pq.write_table(good, rows / "1.parquet", row_group_size=100_000)
-        eventually(lambda: process.poll() is not None or (partial / "data").exists(), within=60)
+        eventually(lambda: process.poll() is not None or (partial / "data").exists())
         drifted = good.set_column(2, "age", good["age"].cast(pa.string()))
         pq.write_table(drifted, folder / "drifted.parquet", row_group_size=100_000)
         (folder / "drifted.parquet").replace(rows / "1.parquet")
@@ -189,7 +189,7 @@ def test_a_terminal_shows_a_bar_and_json_comes_alone(folder: Path) -> None:
             command("--json"), cwd=folder, env=environment(folder), stdout=subprocess.PIPE, stderr=terminal
         )
         os.close(terminal)
-        reader.join(30)
+        reader.join(PATIENCE_S)
 
     assert ran.returncode == 0, seen
     summary = json.loads(ran.stdout)

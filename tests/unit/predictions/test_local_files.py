@@ -21,6 +21,7 @@ import batch_runs
 from batch_runs import customers, linear_model, predict_local, scores
 from falaj.errors import AlreadyExists, Conflict, Damaged, InvalidInput, NotFound, Unavailable
 from falaj.records.control.predictions import PredictionColumns, PredictionProgress
+from polling import PATIENCE_S
 
 
 @pytest.fixture
@@ -116,14 +117,14 @@ def test_a_second_run_to_the_same_output_is_refused(tmp_path: Path) -> None:
 
     def hold(far: PredictionProgress) -> None:
         started.set()
-        refused.wait(60)
+        refused.wait(PATIENCE_S)
 
     first = threading.Thread(
         target=predict_local, args=(source, tmp_path / "out.parquet"), kwargs={"report": hold}
     )
     first.start()
     try:
-        assert started.wait(60)
+        assert started.wait(PATIENCE_S)
         with pytest.raises(Conflict, match=r"another run writes out\.parquet"):
             predict_local(source, tmp_path / "out.parquet")
     finally:
@@ -241,7 +242,6 @@ def test_columns_that_delta_does_not_have_are_refused_before_a_row_is_read(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(("mode", "rows"), [("parts", 40_000), ("files", 1_500_000)])
 def test_kills_at_any_moment_lose_no_row_and_repeat_none(tmp_path: Path, mode: str, rows: int) -> None:
     given = customers(rows)

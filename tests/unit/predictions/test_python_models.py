@@ -114,7 +114,6 @@ def test_what_a_python_model_may_not_do_ends_in_a_sentence(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(200)
 def test_a_python_model_that_hangs_is_ended_after_its_time_limit(tmp_path: Path) -> None:
     source = (
         "import time\ncalls = []\ndef predict(inputs):\n  calls.append(1)\n"
@@ -131,7 +130,7 @@ def test_what_hangs_is_told_once_and_what_ends_in_time_is_not() -> None:
 
     watch.end(watch.begin("it ends", limit_s=0.1))
     watch.begin("it hangs", limit_s=0.1)
-    eventually(lambda: bool(told), within=20)
+    eventually(lambda: bool(told))
 
     assert told == ["it hangs"]
 

@@ -116,7 +116,6 @@ def customers_view(*features: str) -> tuple[Entity, FeatureView]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_a_job_predicts_a_view_into_a_blob_and_into_another_view(falaj: CommandLine) -> None:
     entity, view = customers_view("age", "income", "calls")
     scored = view.model_copy(
@@ -144,7 +143,6 @@ def test_a_job_predicts_a_view_into_a_blob_and_into_another_view(falaj: CommandL
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_a_job_that_fails_says_why_and_the_model_stays_as_it_was(falaj: CommandLine) -> None:
     bad = customers(5).drop_columns(["age"])
 
@@ -168,7 +166,6 @@ def test_a_job_that_fails_says_why_and_the_model_stays_as_it_was(falaj: CommandL
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_the_command_predicts_files_here_and_tables_on_the_platform(
     falaj: CommandLine, tmp_path: Path
 ) -> None:

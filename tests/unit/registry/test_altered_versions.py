@@ -25,7 +25,7 @@ from falaj.sdk.platform import Platform
 from labelled_sets import labelled, make_set
 from model_servers import serving_platform
 from platforms import OwnPlatform, make_platform
-from polling import eventually
+from polling import PATIENCE_S, eventually
 
 OUTPUTS = (TensorSpec(name="score", dtype="float32", shape=(-1, 1)),)
 
@@ -134,7 +134,6 @@ WORK: dict[str, Callable[[Platform], WorkflowRun]] = {
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_no_job_gets_a_model_whose_bytes_were_altered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -205,13 +204,13 @@ def test_the_model_server_serves_no_altered_version_as_canary_or_shadow(
         with serving_platform(platform.parts) as url:
             token = platform.tokens.issue(purpose="test").secret
             headers = {"Authorization": f"Bearer {token}"}
-            with httpx.Client(base_url=url, headers=headers, timeout=60) as http:
-                eventually(lambda: http.get("/v2/models/churn/ready").status_code == 200, within=60)
+            with httpx.Client(base_url=url, headers=headers, timeout=PATIENCE_S) as http:
+                eventually(lambda: http.get("/v2/models/churn/ready").status_code == 200)
                 share = 100 - route["weight"]
                 platform.endpoints.route(
                     "churn", routes=(Route(version="1", weight=share), Route(version="2", **route))
                 )
-                problem = eventually(lambda: platform.endpoints.show("churn").routes[1].problem, within=30)
+                problem = eventually(lambda: platform.endpoints.show("churn").routes[1].problem)
                 body = {
                     "inputs": [{"name": "X", "shape": [1, 3], "datatype": "FP32", "data": [1.0, 1.0, 1.0]}]
                 }

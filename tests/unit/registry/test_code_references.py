@@ -200,7 +200,6 @@ print("score", net(torch.ones(1, 3)).item())
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_weights_of_a_job_refer_to_its_code_and_are_loaded_by_another_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -89,7 +89,6 @@ def ready(platform: OwnPlatform) -> OwnPlatform:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 def test_a_job_computes_the_metrics_of_a_version_and_of_the_champion(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -197,8 +196,7 @@ def test_what_was_computed_first_stays(ready: OwnPlatform) -> None:
     assert [each.metrics for each in ready.models.card("churn@2").facts.measurements] == [{"auc": 0.8}]
 
 
-def test_a_waiver_of_an_earlier_release_still_holds(ready: OwnPlatform) -> None:
-    """It was kept without the sources of the metrics."""
+def test_a_waiver_holds_for_what_was_found_whoever_measured_it(ready: OwnPlatform) -> None:
     ready.models.set_gates("churn", alias="champion", metrics=("auc >= 0.95",), on="holdout")
     ready.models.record_metrics("churn@2", on="holdout", metrics={"auc": 0.9})
     ready.models.waive_gates("churn@2", alias="champion", reason="the old one is worse")

@@ -17,7 +17,7 @@ from click.testing import CliRunner, Result
 import model_files
 from falaj.drivers.keyfile.keys import KeyFile
 from falaj.errors import Damaged, FalajError, InvalidInput, KeyUnavailable
-from falaj.governance.audit.verify import canonical, key_id
+from falaj.governance.audit.verify import canonical
 from falaj.governance.encryption.signing_keys import SigningKey
 from falaj.governance.operations.caller import acting_as
 from falaj.ports.keys import KeyService
@@ -26,7 +26,6 @@ from falaj.records.registry import SignatureFormat
 from falaj.registry.service import Models
 from falaj.registry.signing.bundles import verify_bundle
 from falaj.registry.signing.signer import sign_files
-from falaj.registry.signing.versions import ED25519_DOMAIN
 from falaj.registry.tables import versions
 from model_servers import constant
 from platforms import OwnPlatform
@@ -313,39 +312,6 @@ def test_versions_signed_before_a_rotation_stay_verifiable(
         light_platform.keys.rotate_signing()
     assert light_platform.keys.rotate().rewrapped >= 1
     assert models.version("churn@1").key == old.key
-
-
-def sign_as_before(platform: OwnPlatform, ident: str) -> None:
-    """Give a version the signature of an earlier release: Ed25519 over its manifest."""
-    (row,) = [each for each in platform.rows(versions) if each["id"] == ident]
-    signer = platform.parts.keys
-    signature = signer.sign(ED25519_DOMAIN + row["manifest"].encode()).hex()
-    platform.sql(
-        "UPDATE registry_versions SET signature = :signature, key = :key WHERE id = :id",
-        {"signature": signature, "key": key_id(signer.public_key()), "id": ident},
-    )
-
-
-@pytest.mark.slow
-def test_a_version_of_an_earlier_release_is_verified_and_exported_with_a_new_signature(
-    light_platform: OwnPlatform, models: Models, register: Register, tmp_path: Path
-) -> None:
-    made = register()
-    sign_as_before(light_platform, made.id)
-
-    *_, check = models.verify("churn@1")
-    assert (check.ok, check.signed_as) == (True, SignatureFormat.ED25519)
-    assert b"".join(models.read("churn@1", "model.onnx")) == model_files.onnx()
-    light_platform.export("churn@1", tmp_path / "model", to="files")
-    (tmp_path / "falaj.pub").write_text(models.signing_key("churn@1").pem)
-    ran = model_signing(tmp_path / "model", tmp_path / "falaj.pub")
-    assert ran.exit_code == 0, ran.output
-
-    light_platform.sql(
-        'UPDATE registry_versions SET manifest = replace(manifest, \'"card":"\', \'"card":"x\')'
-    )
-    with pytest.raises(Damaged):
-        models.version("churn@1")
 
 
 def test_a_manifest_that_was_changed_and_hashed_again_is_refused(

@@ -11,7 +11,8 @@ import pytest
 
 import falaj as fj
 from falaj.assembly import drivers
-from falaj.errors import HomeBusy
+from falaj.errors import HomeBusy, ProcessFailed
+from falaj.governance import record_stream
 from falaj.records.control.workflows import WorkflowState
 
 
@@ -62,6 +63,24 @@ def test_a_failed_controller_is_restarted(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.slow
+def test_a_controller_that_keeps_failing_ends_the_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(record_stream, "HEARTBEAT_S", 0.1)
+    with fj.open(tmp_path / "home") as platform:
+        (tmp_path / "home" / "workflows.db").write_bytes(b"damaged " * 1000)
+        platform.put("original", b"bytes")
+
+        work = platform.blobs.copy("original", "local", name="twin").id
+        with pytest.raises(
+            ProcessFailed, match=r"the controller keeps failing since .*: DatabaseError: .* its log is"
+        ):
+            list(platform.workflows.watch(work))
+
+        assert list(platform.platform.status().failing) == ["controller"]
+
+
+@pytest.mark.slow
 def test_a_lease_that_was_not_renewed_in_time_does_not_end_the_users_process(tmp_path: Path) -> None:
     script = """
 import falaj as fj
@@ -109,12 +128,20 @@ def test_another_process_may_open_it_after_this_one_was_killed(tmp_path: Path) -
 def test_public_names_are_pinned() -> None:
     assert fj.__all__ == [
         "STOP",
+        "AcceptanceBudget",
         "Aggregation",
+        "Canary",
+        "CanaryTraffic",
         "Entity",
         "FalajError",
+        "FalseAlarmBudget",
         "Feature",
         "FeatureView",
+        "Lookup",
+        "MonitorWindow",
         "Platform",
+        "PredictionColumns",
+        "ViewLookup",
         "__version__",
         "connect",
         "estimate",
@@ -126,6 +153,7 @@ def test_public_names_are_pinned() -> None:
         "save_model",
         "step",
         "verify_certificate",
+        "verify_export",
     ]
     assert all(getattr(fj, name) is not None for name in fj.__all__)
 

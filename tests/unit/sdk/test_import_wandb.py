@@ -17,6 +17,7 @@ from falaj.records.tracking import RunDetails
 from falaj.sdk.run_import import wandb_export
 from foreign_runs import wandb_file, wandb_run
 from platforms import OwnPlatform
+from polling import PATIENCE_S
 
 ROWS = [
     {"_step": 0, "_timestamp": 1790000000.5, "_runtime": 1, "loss": 1.0, "eval": {"auc": 0.5}},
@@ -257,7 +258,7 @@ def test_the_documented_script_writes_an_export(light_platform: OwnPlatform, tmp
     (script,) = (part for part in page.split("```") if "import wandb" in part)
     (tmp_path / "wandb.py").write_text(WANDB)
     command = [sys.executable, "-c", script.removeprefix("text\n"), "team/cleanrl"]
-    subprocess.run(command, cwd=tmp_path, check=True, timeout=60)
+    subprocess.run(command, cwd=tmp_path, check=True, timeout=PATIENCE_S)
 
     report = light_platform.import_runs(tmp_path / "export.jsonl", artifacts=tmp_path / "files")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +19,7 @@ from falaj.records.serving.tensors import Datatype, ServedModel, Tensor
 from falaj.serving.runtime.engine import LONGEST_S
 from falaj.serving.runtime.ensembles.engine import EnsembleEngine
 from falaj.serving.runtime.probe import RunCost
+from polling import A_MOMENT_S, PATIENCE_S, let_pass
 
 Array = npt.NDArray[Any]
 FILE = ServedFile(model="all", version="1")
@@ -89,7 +89,7 @@ def test_steps_run_after_what_they_need_whatever_their_order() -> None:
 
 
 def test_long_steps_that_do_not_need_each_other_run_side_by_side() -> None:
-    meeting = threading.Barrier(2, timeout=10)
+    meeting = threading.Barrier(2, timeout=PATIENCE_S)
 
     def meet(rows: Array) -> Array:
         meeting.wait()  # breaks unless both are here at once
@@ -179,7 +179,7 @@ def test_the_error_of_a_step_waits_for_those_beside_it() -> None:
         raise InvalidInput("no")
 
     def go_on(rows: Array) -> Array:
-        ended.wait(0.2)
+        ended.wait(A_MOMENT_S)
         ended.set()
         return rows
 
@@ -200,17 +200,17 @@ def test_the_error_of_a_step_waits_for_those_beside_it() -> None:
 
 def test_steps_share_the_time_limit_of_the_run() -> None:
     def rest(rows: Array) -> Array:
-        time.sleep(0.05)
+        let_pass(0.05)
         return rows
 
     first, second = FunctionEngine(rest), FunctionEngine(lambda x: x)
     made = engine([step("one", "request.x"), step("two", "one.y")], "two.y", one=first, two=second)
 
-    made.run([ROWS], limit_s=30.0)
+    made.run([ROWS], limit_s=PATIENCE_S)
     with pytest.raises(Unavailable, match=r"step two \(m@1\): the time limit of 0.02 s was over"):
         made.run([ROWS], limit_s=0.02)
 
-    assert 29 < second.limits[0] < 29.96
+    assert 0 < second.limits[0] < PATIENCE_S - 0.04
     assert len(second.limits) == 1
 
 

@@ -20,7 +20,7 @@ from falaj.records.registry import FileFormat
 from falaj.records.serving.endpoints import Route
 from model_servers import mlp, serving_platform
 from platforms import OwnPlatform, make_platform
-from polling import eventually
+from polling import PATIENCE_S, eventually
 
 pytestmark = [
     pytest.mark.slow,
@@ -56,7 +56,7 @@ def url(platform: OwnPlatform) -> Iterator[str]:
 @pytest.fixture
 def http(platform: OwnPlatform, url: str) -> Iterator[httpx.Client]:
     token = platform.tokens.issue(purpose="test").secret
-    with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {token}"}, timeout=60) as made:
+    with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {token}"}, timeout=PATIENCE_S) as made:
         yield made
 
 
@@ -69,7 +69,7 @@ def deployed(platform: OwnPlatform, http: httpx.Client, name: str, **changes: An
         assert problem is None, problem
         return http.get(f"/v2/models/{name}/ready").status_code == 200
 
-    eventually(is_ready, within=60)
+    eventually(is_ready)
 
 
 def outputs(answer: httpx.Response) -> dict[str, Any]:
@@ -262,7 +262,7 @@ def test_a_step_that_misbehaves_is_named_and_other_models_go_on(
     assert died.status_code == 503
     assert "step mood (moody@1): the process of moody@1 ended during a run" in died.json()["error"]
     np.testing.assert_allclose(beside, expected(churn, AMOUNTS, NAMES), rtol=1e-5)
-    again = eventually(lambda: found if (found := ask(1)).status_code == 200 else None, within=30)
+    again = eventually(lambda: found if (found := ask(1)).status_code == 200 else None)
     assert outputs(again)["y"].tolist() == [2.0, 2.0]
     text = http.get("/metrics").text
     failures = next(
@@ -289,11 +289,11 @@ def test_a_step_whose_file_was_altered_is_not_served(platform: OwnPlatform, http
 
 
 def ready(platform: OwnPlatform, http: httpx.Client, name: str) -> None:
-    eventually(lambda: http.get(f"/v2/models/{name}/ready").status_code == 200, within=60)
+    eventually(lambda: http.get(f"/v2/models/{name}/ready").status_code == 200)
 
 
 def problem_of(platform: OwnPlatform, name: str) -> str:
-    found: str = eventually(lambda: platform.endpoints.show(name).routes[0].problem, within=30)
+    found: str = eventually(lambda: platform.endpoints.show(name).routes[0].problem)
     return found
 
 
@@ -341,13 +341,13 @@ def test_a_second_version_is_shadowed_and_then_routed_to(
     platform.models.compose("moving", ensemble=ensemble(steps=given))
 
     platform.endpoints.route("moving", routes=(Route(version="1"), Route(version="2", weight=0, shadow=100)))
-    eventually(lambda: len(platform.endpoints.show("moving").measured) == 2, within=60)
+    eventually(lambda: len(platform.endpoints.show("moving").measured) == 2)
 
     def compared() -> Any:
         outputs(http.post("/v2/models/moving/infer", json=request(AMOUNTS, NAMES)))
         return platform.endpoints.shadow_report("moving").differences
 
-    assert eventually(compared, within=30)
+    assert eventually(compared)
     platform.endpoints.route("moving", routes=(Route(version="2"),))
     wanted = expected(file, AMOUNTS, NAMES)
 
@@ -355,7 +355,7 @@ def test_a_second_version_is_shadowed_and_then_routed_to(
         found = http.post("/v2/models/moving/infer", json=request(AMOUNTS, NAMES)).json()
         return found["model_version"] == "2" and np.allclose(found["outputs"][0]["data"], wanted[:, 0])
 
-    eventually(answers, within=30)
+    eventually(answers)
 
 
 def test_a_hundred_thousand_rows_in_one_request(

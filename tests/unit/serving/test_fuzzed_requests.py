@@ -33,6 +33,7 @@ from falaj.apps.model_server.grpc.headers import literal
 from falaj.apps.model_server.http.connection import Connection
 from falaj.apps.model_server.server import ModelServer
 from model_servers import TOKEN, KnownTokens, constant, deployment
+from polling import eventually_async
 
 LONG = {
     "max_examples": 100_000,
@@ -102,14 +103,14 @@ class SocketlessServer:
         connection.connection_made(cast(asyncio.Transport, transport))
         try:
             for piece in pieces:
-                await until(lambda: not transport.is_paused or transport.is_closed)
+                await eventually_async(lambda: not transport.is_paused or transport.is_closed)
                 if transport.is_closed:
                     break
                 connection.data_received(piece)
-            await until(lambda: not transport.is_paused or transport.is_closed)
+            await eventually_async(lambda: not transport.is_paused or transport.is_closed)
             if kind is Connection and not transport.is_closed:
                 connection.eof_received()
-            await until(lambda: not connection.pending or transport.is_closed)
+            await eventually_async(lambda: not connection.pending or transport.is_closed)
             await asyncio.sleep(0)  # what was answered is written at the end of the turn
         finally:
             connection.connection_lost(None)
@@ -120,14 +121,6 @@ class SocketlessServer:
     def close(self) -> None:
         self._loop.run_until_complete(self.server.stop())
         self._loop.close()
-
-
-async def until(is_done: Callable[[], bool]) -> None:
-    for turn in range(5000):
-        if is_done():
-            return
-        await asyncio.sleep(0 if turn < 10 else 0.001)
-    raise TimeoutError("the connection does not get on")
 
 
 @pytest.fixture(scope="module")

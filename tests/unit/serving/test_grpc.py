@@ -16,6 +16,7 @@ import tritonclient.grpc.aio as aio
 from tritonclient.utils import InferenceServerException
 
 from model_servers import TOKEN, RunningServer, constant, deployment, mlp, serving, tabular
+from polling import PATIENCE_S
 
 HEADERS = {"authorization": f"Bearer {TOKEN}"}
 
@@ -121,7 +122,7 @@ def test_calls_in_the_background_get_their_own_answers(client: triton.InferenceS
         done = partial(lambda value, result, error: results.put((value, result, error)), value)
         client.async_infer("scores", inputs, done, headers=HEADERS)
 
-    found = [results.get(timeout=10) for _ in range(40)]
+    found = [results.get(timeout=PATIENCE_S) for _ in range(40)]
 
     assert all(error is None for _, _, error in found)
     assert all(result.as_numpy("score")[0] == 2.0 * value for value, result, _ in found)
@@ -140,7 +141,7 @@ def test_a_stream_is_answered_in_order(client: triton.InferenceServerClient) -> 
     client.async_stream_infer("m", [tensor("x", wide, "FP32")])
     client.async_stream_infer("forbidden", [tensor("x", wide, "FP32")])
 
-    found = [results.get(timeout=10) for _ in range(102)]
+    found = [results.get(timeout=PATIENCE_S) for _ in range(102)]
     client.stop_stream()
 
     assert [result.get_response().id for result, _ in found[:100]] == [str(n) for n in range(100)]
@@ -262,7 +263,7 @@ def test_the_rules_of_an_endpoint_hold_by_grpc_too(client: triton.InferenceServe
     ]
 
     nothing = client.infer("ab", [tensor("x", np.zeros((0, 2), np.float32), "FP32")], headers=HEADERS)
-    urgent = client.infer("ab", inputs, priority=1, timeout=10_000_000, headers=HEADERS)
+    urgent = client.infer("ab", inputs, priority=1, timeout=int(PATIENCE_S * 1e6), headers=HEADERS)
 
     assert named == ["1", "2", "2", "1"]
     assert nothing.as_numpy("y").shape == (0, 1)

@@ -6,7 +6,6 @@ import json
 import socket
 import struct
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,7 +26,7 @@ from model_servers import (
     serving,
     widened,
 )
-from polling import eventually
+from polling import eventually, let_pass
 
 BODY = b'{"inputs":[{"name":"x","shape":[1,2],"datatype":"FP32","data":[1,2]}]}'
 ONE = b'{"inputs":[{"name":"x","shape":[1,1],"datatype":"FP32","data":[1]}]}'
@@ -263,8 +262,7 @@ def test_a_body_that_never_comes_is_cut_off(client: RawClient) -> None:
 def test_a_client_that_reads_nothing_is_cut_off(server: RunningServer) -> None:
     with RawClient(server.port) as client:
         client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
-        client.socket.settimeout(3)
-        with pytest.raises((ConnectionError, TimeoutError)):
+        with pytest.raises(ConnectionError):
             client.send(request("GET", "/metrics") * 400_000)
 
 
@@ -335,11 +333,11 @@ def test_strangers_keep_nobody_out(server: RunningServer) -> None:
 def test_a_crowd_with_one_new_token_is_authenticated_once(models: Path) -> None:
     class SlowTokens(KnownTokens):
         def authenticate(self, credential: str) -> str:
-            time.sleep(0.2)
+            let_pass(0.2)
             return super().authenticate(credential)
 
         def decide(self, credential: str, endpoint: str | None) -> None:
-            time.sleep(0.2)
+            let_pass(0.2)
             super().decide(credential, endpoint)
 
     tokens = SlowTokens()

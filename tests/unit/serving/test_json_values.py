@@ -115,13 +115,13 @@ BAD = {
 
 @pytest.mark.parametrize(("name", "sent"), BAD)
 def test_words_elsewhere_are_refused(client: RawClient, name: str, sent: bytes) -> None:
-    began = time.perf_counter()
+    began = time.process_time()
 
     status, _, answer = client.ask(request(path=f"/v2/models/{name}/infer", body=sent))
 
     assert status == 400
     assert BAD[name, sent] in json.loads(answer)["error"]
-    assert time.perf_counter() - began < 2
+    assert time.process_time() - began < 2
 
 
 def test_texts_that_look_like_words_stay_texts(client: RawClient) -> None:
@@ -134,11 +134,11 @@ def test_texts_that_look_like_words_stay_texts(client: RawClient) -> None:
 
 @pytest.mark.parametrize("filler", [b'"', b"[", b",", b"[ ", b"\\", b'\\"', b"NaN", b"-", b",NaN", b'"\\'])
 def test_no_bytes_take_more_than_linear_time(filler: bytes) -> None:
-    began = time.perf_counter()
+    began = time.process_time()
 
     mark_words(filler * (2**20 // len(filler)))
 
-    assert time.perf_counter() - began < 2
+    assert time.process_time() - began < 2
 
 
 floats = st.floats(width=32)

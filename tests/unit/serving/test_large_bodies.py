@@ -6,7 +6,6 @@ import asyncio
 import json
 import ssl
 import threading
-import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -21,7 +20,7 @@ from falaj.apps.model_server.http.large_bodies import ALIGNED_BYTES, LargeBody
 from falaj.apps.model_server.limits import ServerLimits
 from falaj.records.control.tls import Tls
 from model_servers import OTHER_TOKEN, RawClient, RunningServer, deployment, request, save, serving
-from polling import eventually
+from polling import eventually, let_pass
 
 MIB = 1 << 20
 LIMITS = ServerLimits(body_bytes=9 * MIB, held_bytes=24 * MIB, body_s=1.0, linger_s=0.3, sweep_s=0.05)
@@ -107,7 +106,7 @@ def test_a_body_may_come_in_two_pieces_with_a_pause(client: RawClient, piece: in
     given = Tensor(100_000)
 
     client.send(given.request[: given.head_bytes + piece])
-    time.sleep(0.05)
+    let_pass(0.05)
     client.send(given.request[given.head_bytes + piece :])
 
     assert given.is_answered(client.answer())

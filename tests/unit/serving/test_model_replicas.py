@@ -19,6 +19,7 @@ from falaj.assembly.home import Home, open_home
 from falaj.drivers.processes.replicas import ProcessReplicas
 from falaj.records.config import ServingConfig
 from falaj.records.control.replicas import RecentLoad, Replica, ReplicaConfig, ReplicaState
+from polling import PATIENCE_S
 
 UNABLE = """
 import json, os
@@ -142,7 +143,7 @@ def pauses_after(parent: Parent, starts: int) -> list[float]:
         parent.now = max(parent.now, parent.models.start_at)
         parent.models.tick(parent.now)
         (process,) = parent.driver._processes.values()
-        process.process.wait(60)
+        process.process.wait(PATIENCE_S)
         parent.models.tick(parent.now)
         found.append(parent.models.start_at - parent.now)
     return found

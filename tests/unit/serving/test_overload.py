@@ -21,6 +21,7 @@ from falaj.serving.runtime.batch_queue import BatchQueue
 from falaj.serving.runtime.probe import RunCost
 from falaj.serving.runtime.queue_limit import QueueLimit
 from falaj.serving.runtime.waiting_requests import Waiting, WaitingRequests
+from polling import PATIENCE_S
 
 
 class StubRequest:
@@ -63,7 +64,7 @@ class HeldEngine:
 
     def run(self, inputs: Sequence[Any], *, limit_s: float = 60) -> list[Any]:
         self.runs.append(len(inputs[0]))
-        assert self.may_end.acquire(timeout=10)
+        assert self.may_end.acquire(timeout=PATIENCE_S)
         return list(inputs)
 
     def close(self) -> None: ...
@@ -78,7 +79,7 @@ def on_a_queue(
         with ThreadPoolExecutor(1) as pool:
             queue = BatchQueue(engine, pool=pool, threads=1, **options)
             try:
-                await asyncio.wait_for(act(queue), 10)
+                await asyncio.wait_for(act(queue), PATIENCE_S)
             finally:
                 engine.may_end.release(10_000)
 
@@ -332,7 +333,7 @@ def test_expired_requests_are_answered_and_not_run(rows: int) -> None:
         await asyncio.sleep(0)
         late = StubRequest(deadline=now + 0.01)
         queue.submit(late)
-        queue.submit(patient := StubRequest(deadline=now + 60))
+        queue.submit(patient := StubRequest(deadline=now + PATIENCE_S))
 
         await late.done.wait()  # although the model still runs
         assert isinstance(late.error, DeadlineExceeded)
@@ -391,16 +392,24 @@ def test_a_batch_delay_collects_requests() -> None:
         requests = [StubRequest() for _ in range(4)]
         for request in requests:
             queue.submit(request)
-            await asyncio.sleep(0.001)
+            await asyncio.sleep(0)
         await asyncio.gather(*(request.done.wait() for request in requests))
         assert engine.runs == [4]
 
+    on_a_queue(engine, act, batch_delay_s=1.0)
+
+
+def test_a_full_batch_is_not_delayed() -> None:
+    engine = HeldEngine(rows=8)
+    engine.may_end.release(10)
+
+    async def act(queue: BatchQueue) -> None:
         for request in (full := [StubRequest() for _ in range(8)]):
             queue.submit(request)
-        await asyncio.wait_for(asyncio.gather(*(request.done.wait() for request in full)), 0.09)
-        assert engine.runs == [4, 8]
+        await asyncio.gather(*(request.done.wait() for request in full))
+        assert engine.runs == [8]
 
-    on_a_queue(engine, act, batch_delay_s=0.1)
+    on_a_queue(engine, act, batch_delay_s=2 * PATIENCE_S)
 
 
 def test_callers_share_a_batch() -> None:

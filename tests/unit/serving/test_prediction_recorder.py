@@ -23,6 +23,7 @@ from falaj.apps.model_server.platform.recorder import PredictionRecorder, Predic
 from falaj.errors import FalajError, NotFound, Unavailable
 from falaj.records.serving.tensors import Datatype, ServedModel, Tensor
 from falaj.serving.dependencies import PredictedBatch
+from polling import eventually_async
 
 KEY: VersionKey = ("endpoint", "1")
 MODEL = ServedModel(
@@ -40,11 +41,13 @@ class Store:
     def __init__(self) -> None:
         self.rows: dict[str, int] = {}
         self.error: FalajError | None = None
+        self.refused = 0
 
     def __call__(
         self, key: VersionKey, batch: str, content: bytes, rows: int, source: PredictionSource
     ) -> None:
         if self.error is not None:
+            self.refused += 1
             raise self.error
         self.rows[batch] = rows
 
@@ -100,14 +103,6 @@ def answer(recorder: PredictionRecorder, rows: int = 1) -> str:
     return ident
 
 
-async def eventually(check: Callable[[], object]) -> None:
-    for _ in range(500):
-        if check():
-            return
-        await asyncio.sleep(0.01)
-    pytest.fail("it did not happen in time")
-
-
 def test_everything_is_stored_when_the_server_stops() -> None:
     store = Store()
 
@@ -125,7 +120,7 @@ def test_batches_are_stored_while_the_server_runs() -> None:
 
     async def work(recorder: PredictionRecorder) -> None:
         first = answer(recorder)
-        await eventually(lambda: first.rpartition("-")[0] in store.rows)
+        await eventually_async(lambda: first.rpartition("-")[0] in store.rows)
         assert answer(recorder).rpartition("-")[0] != first.rpartition("-")[0]
 
     recording(Logs(store), work, every_s=0.05)
@@ -137,7 +132,7 @@ def test_responses_that_wait_are_told_when_they_are_stored_together() -> None:
     async def work(recorder: PredictionRecorder) -> None:
         for _ in range(20):
             recorder.when_stored(answer(recorder), lambda stored: told.append((stored, dict(store.rows))))
-        await eventually(lambda: len(told) == 20)
+        await eventually_async(lambda: len(told) == 20)
 
     recording(Logs(store), work)
 
@@ -155,7 +150,7 @@ def test_a_response_is_not_told_that_it_is_stored_if_it_is_not(
 
     async def work(recorder: PredictionRecorder) -> None:
         recorder.when_stored(answer(recorder), told.append)
-        await eventually(lambda: told)
+        await eventually_async(lambda: told)
         store.error = None
 
     recorder = recording(Logs(store), work)
@@ -171,9 +166,9 @@ def test_a_log_that_dies_is_started_again_and_what_it_had_is_counted() -> None:
 
     async def work(recorder: PredictionRecorder) -> None:
         recorder.when_stored(answer(recorder, 5), told.append)
-        await asyncio.sleep(0.1)
+        await eventually_async(lambda: store.refused)
         logs.started[0].kill()
-        await eventually(lambda: len(logs.started) == 2)
+        await eventually_async(lambda: len(logs.started) == 2)
         store.error = None
         answer(recorder, 2)
 
@@ -204,12 +199,15 @@ def test_memory_is_bounded_while_the_log_does_not_read(monkeypatch: pytest.Monke
 
 
 def test_a_log_that_cannot_be_started_loses_nothing_but_what_is_counted() -> None:
+    refused: list[str] = []
+
     def refuse(_connection: socket.socket) -> RunningLog:
+        refused.append("now")
         raise OSError("no more processes")
 
     async def work(recorder: PredictionRecorder) -> None:
         answer(recorder, 3)
-        await asyncio.sleep(0.05)
+        await eventually_async(lambda: refused)
 
     assert recording(refuse, work).lost[KEY] == 3
 

@@ -18,7 +18,7 @@ from falaj.apps.model_server.server import ModelServer
 from falaj.records.serving.settings import ServingSettings
 from falaj.serving.dependencies import PredictedBatch
 from model_servers import OTHER_TOKEN, TOKEN, KnownTokens, constant, deployment, mlp, request
-from polling import eventually
+from polling import eventually, eventually_async
 
 WIDTH = 3
 CONNECTIONS = 5
@@ -111,10 +111,8 @@ class Turns:
             if data:
                 connection.data_received(data)
         asked = list(zip(self.transports, sent, strict=False))
-        for _ in range(500):
-            await asyncio.sleep(0 if all(each.written for each, data in asked if data) else 0.002)
-            if all(each.written or each.is_closed for each, data in asked if data):
-                break
+        await asyncio.sleep(0)
+        await eventually_async(lambda: all(each.written or each.is_closed for each, data in asked if data))
         await asyncio.sleep(0)
         return [transport.written for transport, _ in asked]
 
@@ -359,7 +357,7 @@ def test_a_second_request_in_the_same_turn_is_answered_after_the_first(tmp_path:
         turns.connections[0].data_received(request(body=body(1, 2, 3)))
 
         (answer,) = await turns.ask(request(body=body(4, 5, 6)))
-        await asyncio.sleep(0.05)
+        await eventually_async(lambda: turns.transports[0].written.count(b"HTTP/1.1") == 2)
 
         answers = [b"HTTP/1.1" + each for each in turns.transports[0].written.split(b"HTTP/1.1")[1:]]
         found = [parts(each)[2][0]["data"][0] for each in answers]

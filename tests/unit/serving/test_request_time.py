@@ -41,7 +41,7 @@ from falaj.serving.lookups.joins import build_join
 from falaj.serving.tensors import to_bytes
 from model_servers import model, serving_platform
 from platforms import OwnPlatform, make_platform
-from polling import eventually
+from polling import PATIENCE_S, eventually
 
 NOON = datetime(2026, 6, 1, 12, tzinfo=UTC)
 ENTITY = Entity(name="card", key="card", type=ColumnType.INTEGER)
@@ -137,7 +137,7 @@ def url(platform: OwnPlatform) -> Iterator[str]:
 @pytest.fixture
 def http(platform: OwnPlatform, url: str) -> Iterator[httpx.Client]:
     token = platform.tokens.issue(purpose="test").secret
-    with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {token}"}, timeout=30) as made:
+    with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {token}"}, timeout=PATIENCE_S) as made:
         yield made
 
 

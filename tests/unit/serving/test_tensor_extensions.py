@@ -34,6 +34,7 @@ from model_servers import (
     serving,
     tabular,
 )
+from polling import PATIENCE_S
 
 KEYS = [b"a\x00b", b"\xff\x01\x02", b"abc", b"\xff"]
 
@@ -340,13 +341,13 @@ def test_a_request_whose_time_is_over_is_not_run(raw: RawClient) -> None:
     status, _, answer = raw.ask(request(body=scheduled(timeout=1)))
 
     assert (status, "it was not run" in json.loads(answer)["error"]) == (504, True), answer
-    assert raw.ask(request(body=scheduled(timeout=60_000_000)))[0] == 200
+    assert raw.ask(request(body=scheduled(timeout=int(PATIENCE_S * 1e6))))[0] == 200
 
 
 def test_the_stock_client_sets_deadline_and_priority(client: triton.InferenceServerClient) -> None:
     sent = [tensor(np.zeros((1, 2), np.float32), "FP32")]
 
-    client.infer("m", sent, headers=headers(), priority=3, timeout=5_000_000)
+    client.infer("m", sent, headers=headers(), priority=3, timeout=int(PATIENCE_S * 1e6))
     with pytest.raises(InferenceServerException, match="deadline"):
         client.infer("m", sent, headers=headers(), timeout=1)
 

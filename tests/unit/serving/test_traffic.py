@@ -25,6 +25,7 @@ from falaj.records.serving.endpoints import Deployment, Route
 from falaj.serving.routing import WeightedRouter
 from inference_clients import PROTOCOLS, GrpcClient, InferenceClient, connect
 from model_servers import TOKEN, RawClient, RunningServer, constant, deployment, model, request, serving
+from polling import PATIENCE_S
 
 
 def router(*weights: int, name: str = "churn") -> WeightedRouter:
@@ -249,7 +250,7 @@ def test_keys_that_cannot_be_are_refused(server: RunningServer, datatype: str, s
     with grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         with pytest.raises(grpc.RpcError) as refused:
-            stub.ModelInfer(message, metadata=(("authorization", f"Bearer {TOKEN}"),), timeout=10)
+            stub.ModelInfer(message, metadata=(("authorization", f"Bearer {TOKEN}"),), timeout=PATIENCE_S)
 
     assert (status, json.loads(answer)["code"]) == (400, "input.invalid")
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
@@ -286,7 +287,7 @@ def test_a_version_that_is_named_twice_is_refused(server: RunningServer) -> None
     with grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         with pytest.raises(grpc.RpcError) as refused:
-            stub.ModelInfer(message, metadata=twice, timeout=10)
+            stub.ModelInfer(message, metadata=twice, timeout=PATIENCE_S)
 
     assert by_rest[0] == 400
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,7 +26,9 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     if pyfuncitem.get_closest_marker("forks_autograd") is None or can_fork_autograd():
         return None
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", pyfuncitem.nodeid]
-    ran = subprocess.run(command, cwd=pyfuncitem.config.rootpath, capture_output=True, text=True, check=False)
+    with tempfile.TemporaryDirectory(prefix="falaj-") as folder:
+        command += ["--basetemp", folder]
+        ran = subprocess.run(command, cwd=pyfuncitem.config.rootpath, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stdout
     return True
 

@@ -31,6 +31,7 @@ from falaj.training.runtime.errors import AgentLost, CheckpointDamaged, Checkpoi
 from falaj.training.runtime.fit import FitResult, fit
 from falaj.training.runtime.reporting import report as reporting
 from falaj.training.runtime.reporting.tensorboard import EventFile
+from polling import let_pass
 
 
 @pytest.fixture(params=["folder", "socket"])
@@ -134,7 +135,7 @@ def test_the_reconnect_timeout_starts_when_the_agent_disconnects(tmp_path: Path)
             connection, _ = listener.accept()
             with connection, connection.makefile("rwb") as stream:
                 receive(stream)
-                threading.Event().wait(0.1)
+                let_pass(0.8)
                 if answers:
                     send(stream, {"result": [7]})
 
@@ -143,7 +144,7 @@ def test_the_reconnect_timeout_starts_when_the_agent_disconnects(tmp_path: Path)
         listener.listen()
         served = threading.Thread(target=serve, args=(listener,))
         served.start()
-        agent = SocketAgent.connect(str(path), patience_s=0.05)
+        agent = SocketAgent.connect(str(path), patience_s=0.5)
 
         assert agent.call("checkpoint_steps")[0] == [7]
 

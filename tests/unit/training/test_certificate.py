@@ -342,7 +342,7 @@ def test_the_certificate_is_an_artifact_of_the_jobs_run(
         reconciler.tick()
         return bool(harness.jobs.show(job.id).state.ended)
 
-    eventually(has_ended, within=20)
+    eventually(has_ended)
     reconciler.stop()
     assert_survived_one_kill(certificate)
     run = harness.platform.runs.show(job.run)

@@ -24,6 +24,7 @@ from falaj.training.runtime.checkpointing.storage.store import Bytes, Retention,
 from falaj.training.runtime.errors import CheckpointFailed, InvalidTraining
 from falaj.training.runtime.fit import FitResult, fit
 from falaj.training.runtime.parallel.process_group import ProcessGroup
+from polling import A_MOMENT_S
 
 STEPS = 12
 
@@ -52,7 +53,7 @@ def test_a_step_waits_for_copies_of_what_it_would_change(
     real_finish, real_wait = Staging.finish, Staging._wait_for_thread
 
     def finish(self: Staging) -> None:
-        waiting.wait(0.3)  # nothing waits for the last one
+        waiting.wait(A_MOMENT_S)  # nothing waits for the last one
         real_finish(self)
 
     def wait(self: Staging) -> None:
@@ -85,7 +86,7 @@ def test_a_callback_that_changes_the_model_waits_for_the_save(
             changed.set()
 
     def finish(self: Staging) -> None:
-        changed.wait(0.3)
+        changed.wait(A_MOMENT_S)
         real(self)
 
     monkeypatch.setattr(Staging, "finish", finish)

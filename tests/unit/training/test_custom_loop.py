@@ -191,7 +191,7 @@ def test_the_state_needs_no_pickle_and_resumes_exactly(precision: str) -> None:
 
 
 def test_an_invalid_state_is_refused() -> None:
-    with pytest.raises(InvalidTraining, match="without number, optimizer, pieces, plan, scaler"):
+    with pytest.raises(InvalidTraining, match="without buffers, number, optimizer, pieces, plan, scaler"):
         fj.step(make_model(), mse, **PLAIN).load_state_dict({"model": {}})
 
 

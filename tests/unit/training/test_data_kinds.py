@@ -29,7 +29,6 @@ from torch.utils.data import (
 from torch.utils.data.distributed import DistributedSampler
 
 from falaj.training.runtime.checkpointing.certificate import verify_certificate
-from falaj.training.runtime.checkpointing.position import compare_facts
 from falaj.training.runtime.data.batches import BatchPlan
 from falaj.training.runtime.data.dataloading import start_method
 from falaj.training.runtime.data.sources import open_data
@@ -453,14 +452,6 @@ def test_a_run_does_not_resume_in_another_order(tmp_path: Path) -> None:
 
     with pytest.raises(CheckpointMismatch, match="shuffle"):
         train((X, Y), run=tmp_path, shuffle=False)
-
-
-def test_a_checkpoint_that_does_not_say_its_order_was_shuffled() -> None:
-    old = {"seed": 0, "batch_size": 8, "samples": ROWS, "drop_last": False}
-
-    assert compare_facts(old, {**old, "shuffle": True}) == []
-    with pytest.raises(CheckpointMismatch, match="shuffle=True, as before"):
-        compare_facts(old, {**old, "shuffle": False})
 
 
 def test_an_unshuffled_run_resumes_and_is_certified(tmp_path: Path) -> None:

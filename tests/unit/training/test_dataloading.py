@@ -31,7 +31,7 @@ from falaj.training.runtime.data.sources import DatasetSource, TensorSource
 from falaj.training.runtime.errors import InvalidTraining, RaggedBatch, SampleUnreadable, WorkerLost
 from falaj.training.runtime.fit import FitResult, fit
 from falaj.training.runtime.step.micro_batches import MicroBatchReader
-from polling import eventually
+from polling import PATIENCE_S, eventually
 
 FED = Path(dataloading_fit.__file__)
 FORK = StartMethod("fork")
@@ -334,22 +334,22 @@ def is_running(pid: int) -> bool:
 @pytest.mark.slow
 def test_no_worker_outlives_a_trainer_that_is_killed(tmp_path: Path) -> None:
     process = start(tmp_path / "run", 2, tmp_path / "pids", 0.05)
-    eventually(lambda: len(list((tmp_path / "pids").iterdir())) == 2, within=120)
+    eventually(lambda: len(list((tmp_path / "pids").iterdir())) == 2)
 
     process.kill()
     process.communicate()
 
-    eventually(lambda: are_gone(tmp_path / "pids"), within=10)
+    eventually(lambda: are_gone(tmp_path / "pids"))
 
 
 @pytest.mark.slow
 def test_a_sigterm_to_all_processes_saves_the_run_which_resumes_exactly(tmp_path: Path) -> None:
     undisturbed = dataloading_fit.train("", 0, tmp_path, 0)
     process = start(tmp_path / "run", 2, tmp_path / "pids", 0.05)
-    eventually(lambda: (tmp_path / "run" / "progress.json").exists(), within=120)
+    eventually(lambda: (tmp_path / "run" / "progress.json").exists())
 
     os.killpg(process.pid, signal.SIGTERM)
-    out, _ = process.communicate(timeout=120)
+    out, _ = process.communicate(timeout=PATIENCE_S)
 
     assert (process.returncode, out) == (-signal.SIGTERM, "")
     assert are_gone(tmp_path / "pids")

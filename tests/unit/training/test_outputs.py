@@ -154,7 +154,7 @@ def test_what_a_job_makes_of_bound_data_lies_where_the_job_ran(tmp_path: Path) -
             reconciler.tick()
             return harness.jobs.show(job.id).state not in (JobState.QUEUED, JobState.RUNNING)
 
-        eventually(ended, within=60)
+        eventually(ended)
         done = harness.jobs.show(job.id)
         made = [platform.blobs.show(each.blob) for each in done.outputs]
 

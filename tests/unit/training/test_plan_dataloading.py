@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from falaj.training.runtime.planning.dataloading_search import DataloadingTrials
 from falaj.training.runtime.planning.plan import Plan
 from falaj.training.runtime.planning.search import SearchResult, format_outcomes, search
 from falaj.training.runtime.planning.trials import SampledSource, TrialOutcome, sample_items
+from polling import let_pass
 
 
 class Slow:
@@ -32,7 +32,7 @@ class Slow:
         return 64
 
     def __getitem__(self, index: int) -> Any:
-        time.sleep(self._pause_s)
+        let_pass(self._pause_s)
         row = torch.tensor([index, 1.0])
         return {"row": row, "name": str(index)} if self._name else (row, row.sum().reshape(1))
 

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from falaj.training.runtime.fit import fit
 from falaj.training.runtime.profiling import profiler
 from falaj.training.runtime.profiling.bottleneck import BottleneckReport
 from falaj.training.runtime.profiling.events import read_trace
+from polling import let_pass
 
 ROWS = torch.randn(64, 8)
 
@@ -54,7 +54,7 @@ class Slow:
         return 64
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        time.sleep(0.002)
+        let_pass(0.002)
         return ROWS[index], ROWS[index, :1]
 
 
@@ -115,7 +115,7 @@ def test_run_that_is_shorter_than_the_profile_is_profiled_to_its_end(tmp_path: P
 
 def test_evaluations_and_checkpoints_are_not_part_of_a_step(tmp_path: Path) -> None:
     def look(_: nn.Module) -> float:
-        time.sleep(0.1)
+        let_pass(0.1)
         return 0.0
 
     found = profiled(tmp_path / "run", evaluate=look, evaluate_every=1, checkpoint_every=1)

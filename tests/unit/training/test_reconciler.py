@@ -37,7 +37,7 @@ from falaj.training.runtime.errors import AgentLost, CheckpointDamaged, InvalidT
 from falaj.training.runtime.fit import FitResult, fit
 from falaj.training.tables import attempts
 from job_harness import DONE, FAILED, JobHarness
-from polling import eventually
+from polling import PATIENCE_S, eventually
 
 
 @pytest.fixture
@@ -392,10 +392,10 @@ def agent(
     variables = light_harness.agent_variables(job)
     path = Path(variables["FALAJ_AGENT"])
     monkeypatch.setenv(SECRET_VARIABLE, variables[SECRET_VARIABLE])
-    eventually(path.exists, within=30)
+    eventually(path.exists)
     with ExitStack() as stack:
 
-        def connect(patience_s: float = 5) -> SocketAgent:
+        def connect(patience_s: float = PATIENCE_S) -> SocketAgent:
             near = SocketAgent.connect(str(path), patience_s=patience_s)
             stack.callback(near.close)
             return near
@@ -592,7 +592,7 @@ def test_a_declared_body_size_does_not_allocate_memory(
 
 @pytest.mark.slow
 def test_a_run_survives_a_restart_of_its_agent(agent: RunningAgent, opened: list[AgentServer]) -> None:
-    near = agent.connect(patience_s=20)
+    near = agent.connect(patience_s=PATIENCE_S)
     near.log([MetricValue(1, "loss", 1.0)])
     opened[0].close()
     (kept,) = agent.reconciler._attempts.values()
@@ -616,8 +616,8 @@ def test_a_header_is_freed_while_its_body_arrives_slowly(agent: RunningAgent) ->
     near._stream.flush()
     del junk
 
-    eventually(lambda: tracemalloc.get_traced_memory()[1] > 10 << 20, within=60)
-    eventually(lambda: tracemalloc.get_traced_memory()[0] < 4 << 20, within=60)
+    eventually(lambda: tracemalloc.get_traced_memory()[1] > 10 << 20)
+    eventually(lambda: tracemalloc.get_traced_memory()[0] < 4 << 20)
     assert agent.connect().heartbeat()
 
 

@@ -147,7 +147,7 @@ def test_an_attempt_on_an_unreachable_node_is_not_started_a_second_time(
         "attempt 1 is resumed in 1 s: node here is missing",
     )
     monkeypatch.setattr(reconciling, "LOST_AFTER_S", 0.0)
-    eventually(lambda: looked_at().state is JobState.DONE, within=30)
+    eventually(lambda: looked_at().state is JobState.DONE)
     assert light_harness.launcher.runs == {f"{job.id}/2": 1}
     assert [row["verdict"] for row in light_harness.platform.rows(attempts)] == ["interrupted", "done"]
 
@@ -513,6 +513,4 @@ def test_the_request_of_a_job_is_parsed_once(
     assert (first.job, first.each.cpus, first.group, first.workspace) == (job.id, 2, "a", job.workspace)
     platform.sql("UPDATE training_jobs SET claim = true")
     assert look().claim
-    platform.sql("UPDATE training_jobs SET request = NULL")  # as in a home of an earlier version
-    old = look()
-    assert old == first.model_copy(update={"claim": True})
+    assert look() == first.model_copy(update={"claim": True})

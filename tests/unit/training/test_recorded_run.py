@@ -57,7 +57,7 @@ def test_fit_in_a_job_is_recorded_completely(
         reconciler.tick()
         return bool(harness.jobs.show(job.id).state.ended)
 
-    eventually(has_ended, within=20)
+    eventually(has_ended)
     reconciler.stop()
     run = harness.platform.runs.show(job.run)
     last = {each.key: (each.last_step, each.last) for each in run.metrics}

@@ -11,7 +11,7 @@ import pytest
 
 from falaj.training.runtime.agent.agents import FolderAgent
 from falaj.training.runtime.fit import sigterm_stops
-from polling import eventually
+from polling import PATIENCE_S, eventually
 
 STEPS = 400
 SCRIPT = f"""
@@ -39,7 +39,7 @@ def start(run: Path, *, pause_s: float) -> subprocess.Popen[str]:
 
 
 def ended(process: subprocess.Popen[str]) -> list[str]:
-    out, _ = process.communicate(timeout=120)
+    out, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0
     return out.split()
 
@@ -48,10 +48,10 @@ def ended(process: subprocess.Popen[str]) -> list[str]:
 def test_a_terminated_fit_saves_ends_and_resumes_exactly(tmp_path: Path) -> None:
     undisturbed = ended(start(tmp_path / "whole", pause_s=0))
     process = start(tmp_path / "run", pause_s=0.02)
-    eventually(lambda: (tmp_path / "run" / "progress.json").exists(), within=60)
+    eventually(lambda: (tmp_path / "run" / "progress.json").exists())
 
     process.send_signal(signal.SIGTERM)
-    out, _ = process.communicate(timeout=60)
+    out, _ = process.communicate(timeout=PATIENCE_S)
 
     assert (process.returncode, out) == (-signal.SIGTERM, "")
     agent = FolderAgent(tmp_path / "run")

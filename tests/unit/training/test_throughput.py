@@ -87,12 +87,14 @@ def test_no_time_counts_after_a_normal_end() -> None:
     ended = ThroughputMeter(clock, PLAN, Position(), total=10, model_cost=None).remember(
         Position(step=10), ends=True
     )
+    before = time.time()
     going_on = ThroughputMeter(clock, PLAN, Position(), total=20, model_cost=None).remember(
         Position(step=10), ends=False
     )
 
     assert (ended.useful_s, ended.spent_s, ended.left_at) == (40.0, 50.0, None)
-    assert going_on.left_at == pytest.approx(time.time(), abs=60)
+    assert going_on.left_at is not None
+    assert before <= going_on.left_at <= time.time()
 
 
 def test_nested_excluded_times_count_once(monkeypatch: pytest.MonkeyPatch) -> None:

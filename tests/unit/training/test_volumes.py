@@ -148,7 +148,7 @@ def test_a_job_finds_its_volumes_by_name_and_may_read_nothing_else_of_them(
         reconciler.tick()
         return light_harness.jobs.show(job.id).state.ended
 
-    eventually(ended, within=60)
+    eventually(ended)
 
     assert light_harness.jobs.show(job.id).state is JobState.DONE
     ((text, readable),) = seen

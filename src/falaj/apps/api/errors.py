@@ -27,6 +27,7 @@ STATUS: dict[type[FalajError], int] = {
     errors.RateLimited: 429,
     errors.DeadlineExceeded: 504,
     errors.Unavailable: 503,
+    errors.ProcessFailed: 503,
     errors.IsolationRefused: 409,
     errors.Internal: 500,
 }

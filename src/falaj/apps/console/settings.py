@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 from datetime import timedelta
-from importlib.util import find_spec
 from pathlib import Path
 
 from falaj.records.config import ServerConfig
@@ -14,7 +13,6 @@ from falaj.records.control.tls import Tls, is_loopback
 from falaj.records.record import Record
 
 VARIABLE = "FALAJ_CONSOLE_SETTINGS"
-HOW_TO_INSTALL = "  console  is not installed; get it with: pip install 'falaj[console]'"
 WITHHELD = ("FALAJ_TOKEN", "FALAJ_URL", "FALAJ_HOME", "FALAJ_CONFIG_DIR")
 """What the console does not get from the environment: it acts with the token of the person who signed in, alone."""
 
@@ -64,11 +62,6 @@ class ConsoleSettings(Record):
             idle=console.idle,
             log=log,
         )
-
-
-def is_installed() -> bool:
-    """Tell whether the console's framework is installed."""
-    return find_spec("nicegui") is not None
 
 
 def console_environment(settings: ConsoleSettings) -> dict[str, str]:

@@ -41,7 +41,7 @@ def main() -> None:
             _serve_alone(home, platform, log, bind=sys.argv[1], port=sys.argv[2])
     finally:
         platform.close()
-    os._exit(0)  # everything is flushed; skips noisy teardown warnings of datasketches
+    os._exit(0)  # everything is flushed; the teardown of the interpreter would only take time
 
 
 def _serve_alone(home: Home, platform: LocalPlatform, log: StartLog, *, bind: str, port: str) -> None:

@@ -12,6 +12,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 
+import uvloop
+
 from falaj.apps.model_server.http.access import access_of
 from falaj.apps.model_server.limits import ServerLimits, limits_of, limits_of_replica
 from falaj.apps.model_server.load_meter import LoadMeter
@@ -240,14 +242,9 @@ async def wait_for_stop() -> None:
 
 
 def run(main: Callable[[], Awaitable[None]]) -> None:
-    """Run `main` on uvloop if it is installed."""
+    """Run `main` on uvloop."""
 
     async def awaited() -> None:
         await main()
 
-    try:
-        import uvloop
-    except ImportError:
-        asyncio.run(awaited())
-    else:
-        uvloop.run(awaited())
+    uvloop.run(awaited())

@@ -29,7 +29,6 @@ from falaj.assembly.platform import assemble, local_user
 from falaj.drivers.fsync import make_directories, sync_directories, sync_directory
 from falaj.drivers.keyfile.keys import public_key_in
 from falaj.errors import (
-    ConfigInvalid,
     Conflict,
     Damaged,
     FalajError,
@@ -302,7 +301,7 @@ def _load_database(draft: Home, config: Config, manifest: BackupManifest) -> Non
         raise Conflict(
             f"the backup is of {manifest.metadata}, and falaj.toml in it names {config.metadata.driver}"
         )
-    if config.metadata.driver == "postgres":
+    if config.metadata.is_shared:
         drivers.load_metadata(
             draft, config, folder, schema_version=manifest.schema_version, progress=lambda _bytes: None
         )
@@ -364,15 +363,9 @@ def _merge_witness(copy: Path, witness: Path, log_id: str) -> list[dict[str, str
 
 
 def _set_online_aside(draft: Home, config: Config) -> None:
-    """Rename online stores that outlived the home: they have newer values, which older ones would not replace."""
-    for name, zone in config.zones.items():
-        if zone.online.driver != "lmdb":
-            continue
-        with suppress(ConfigInvalid, FileNotFoundError):  # a zone without a place for them, or a new one
-            file = drivers.online_file(draft, config, name)
-            file.rename(file.with_name(f"{file.name}.before-restore"))
-            file.with_name(f"{file.name}-lock").unlink(missing_ok=True)
-            sync_directory(file.parent)
+    """Set online stores aside that outlived the home: they have newer values, which older ones would not replace."""
+    for _zone, place in drivers.online_places(draft, config):
+        place.set_aside("before-restore")
 
 
 def _rebuild_online(draft: Home, config: Config, watch: Watch) -> tuple[int, list[str]]:
@@ -386,7 +379,7 @@ def _rebuild_online(draft: Home, config: Config, watch: Watch) -> tuple[int, lis
             views = feature_store.online_views(tx)
         with watch("writing online features", None) as advance:
             for view in views:
-                if config.zones[view.zone].online.driver == "none":
+                if not config.zones[view.zone].online.is_here:
                     continue
                 try:
                     platform.services.features.online_features.rebuild(view)

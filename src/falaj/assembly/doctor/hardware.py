@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from falaj.assembly.doctor.findings import DoctorContext, ok, warn
+from falaj.extras import how_to_install
 from falaj.ports.machine.hardware import NodeFacts
 from falaj.records.doctor import Finding
 from falaj.records.sizes import format_size
@@ -52,7 +53,7 @@ def check_gpus(facts: NodeFacts, mps: Path) -> Iterable[Finding]:
     if is_absent:
         yield ok("gpus", f"none: {facts.gpu_fault}")
     else:
-        fix = "pip install 'falaj[gpu]'" if "not installed" in facts.gpu_fault else "see nvidia-smi and dmesg"
+        fix = how_to_install("pynvml") if "not installed" in facts.gpu_fault else "see nvidia-smi and dmesg"
         yield warn("gpus", facts.gpu_fault, fix=fix)
 
 

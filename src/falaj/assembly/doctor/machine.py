@@ -15,6 +15,7 @@ from pathlib import Path
 from falaj.assembly import drivers
 from falaj.assembly.doctor.findings import DoctorContext, fail, ok, warn
 from falaj.assembly.parsing import open_parsers
+from falaj.extras import EXTRAS
 from falaj.governance import isolation
 from falaj.governance.bootstrap import count_users
 from falaj.records.config import Pkcs11Config
@@ -24,20 +25,6 @@ from falaj.records.doctor import Finding
 OLDEST_PYTHON = (3, 11)
 LONG_AGO = 1_767_225_600  # 2026-01-01: a clock that stands before it was never set
 SKEW_S = 60
-
-EXTRAS = {
-    "postgres": "psycopg",
-    "hsm": "python-pkcs11",
-    "torch": "torch",
-    "gpu": "nvidia-ml-py",
-    "redis": "redis",
-    "serve": "onnxruntime",
-    "console": "nicegui",
-    "oidc": "pyjwt",
-    "k8s": "lightkube",
-    "spark": "pyspark",
-}
-"""The package that stands for each optional part of the installation."""
 
 
 def check_python() -> Finding:
@@ -156,15 +143,15 @@ def check_clock(context: DoctorContext) -> Iterable[Finding]:
 
 
 def check_extras(context: DoctorContext) -> Iterable[Finding]:
-    needed = {"postgres"} if context.config.metadata.url else set()
-    needed |= {"hsm"} if isinstance(context.config.keys, Pkcs11Config) else set()
-    needed |= {"k8s"} if context.config.kubernetes is not None else set()
-    found = {extra: _installed(package) for extra, package in EXTRAS.items()}
+    needed = {"hsm"} if isinstance(context.config.keys, Pkcs11Config) else set()
+    needed |= {"kubernetes"} if context.config.kubernetes is not None else set()
+    packages = {extra: next(iter(modules.values())) for extra, modules in EXTRAS.items()}
+    found = {extra: _installed(package) for extra, package in packages.items()}
     for extra in sorted(needed):
         if found[extra] is None:
-            words = f"{EXTRAS[extra]} is not installed, and falaj.toml needs it"
+            words = f"{packages[extra]} is not installed, and falaj.toml needs it"
             yield fail(f"extra {extra}", words, fix=f"pip install 'falaj[{extra}]'")
-    there = [f"{extra} ({EXTRAS[extra]} {number})" for extra, number in found.items() if number]
+    there = [f"{extra} ({packages[extra]} {number})" for extra, number in found.items() if number]
     missing = [extra for extra, number in found.items() if number is None]
     yield ok("extras", f"{', '.join(there) or 'none'}; not installed: {', '.join(missing) or 'none'}")
 

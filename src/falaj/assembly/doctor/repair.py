@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 from falaj.assembly import drivers
@@ -13,7 +10,7 @@ from falaj.assembly.config import read_config
 from falaj.assembly.doctor.findings import fail, failures, ok, warn
 from falaj.assembly.home import Home, find_home
 from falaj.assembly.platform import LocalPlatform, assemble
-from falaj.errors import ConfigInvalid, FalajError, InvalidInput
+from falaj.errors import FalajError, InvalidInput
 from falaj.features import store
 from falaj.features.table_versions.published import check_tables
 from falaj.records.doctor import Finding
@@ -46,35 +43,22 @@ def _check_tables(platform: LocalPlatform) -> Iterator[Finding]:
     yield ok("tables", f"{sound} are what was written")
 
 
-def _set_aside_damaged(home: Home) -> dict[str, Path]:
-    """Rename the files of damaged online stores; return where they lie now, by zone."""
-    found = {}
-    config = read_config(home.toml)
-    for name, zone in config.zones.items():
-        if zone.online.driver != "lmdb":
-            continue
-        with suppress(ConfigInvalid):  # a zone elsewhere, without online values here
-            file = drivers.online_file(home, config, name)
-            if file.exists() and not _is_sound(file):
-                found[name] = file.rename(file.with_name(f"{file.name}.damaged"))
-                file.with_name(f"{file.name}-lock").unlink(missing_ok=True)
-    return found
+def _set_aside_damaged(home: Home) -> dict[str, str | None]:
+    """Set damaged online stores aside; return where they are kept, by zone."""
+    places = drivers.online_places(home, read_config(home.toml))
+    return {name: place.set_aside("damaged") for name, place in places if not place.is_sound()}
 
 
-def _is_sound(file: Path) -> bool:
-    command = [sys.executable, "-m", "falaj.drivers.lmdb.check", str(file)]
-    return subprocess.run(command, check=False, capture_output=True).returncode == 0
-
-
-def _rebuild_online(platform: LocalPlatform, damaged: dict[str, Path]) -> Iterator[Finding]:
+def _rebuild_online(platform: LocalPlatform, damaged: dict[str, str | None]) -> Iterator[Finding]:
     online = platform.services.features.online_features
-    for zone, file in damaged.items():
-        yield warn("online", f"the store of zone {zone} was damaged", fix=f"{file} is what it was; remove it")
+    for zone, kept in damaged.items():
+        fix = None if kept is None else f"{kept} is what it was; remove it"
+        yield warn("online", f"the store of zone {zone} was damaged", fix=fix)
     with platform.database.read() as tx:
         views = store.online_views(tx)
     for view in views:
         name = f"view {view.definition.name}"
-        if platform.config.zones[view.zone].online.driver == "none":
+        if not platform.config.zones[view.zone].online.is_here:
             continue
         try:
             if online.has_values(view):

@@ -23,7 +23,7 @@ from falaj.governance.policy.engine import PolicyEngine, PolicyText
 from falaj.governance.residency.stores import registered_stores
 from falaj.ports.blobs import BlobKey
 from falaj.ports.keys import KeyService
-from falaj.records.config import LocalFiles, Pkcs11Config, S3Bucket, ZoneConfig
+from falaj.records.config import Pkcs11Config, S3Bucket, ZoneConfig
 from falaj.records.doctor import Finding
 from falaj.records.names import new_id
 
@@ -110,7 +110,7 @@ def check_stores(context: DoctorContext) -> Iterable[Finding]:
     """Whether the stores are those that other homes on the same database use."""
     from falaj.drivers.sql.database import open_database
 
-    if not context.is_made or context.config.metadata.url is None:
+    if not context.is_made or not context.config.metadata.is_shared:
         return
     database = open_database(drivers.metadata_url(context.home, context.config))
     try:
@@ -180,13 +180,13 @@ def check_zones(context: DoctorContext) -> Iterable[Finding]:
 def _misplaced(context: DoctorContext, name: str, zone: ZoneConfig) -> Iterable[Finding]:
     """Yield what of a zone lies on this machine although the zone is elsewhere."""
     config, home = context.config, context.home
-    folder = zone.blobs.path if isinstance(zone.blobs, LocalFiles) else None
+    folder = zone.blobs.path
     for what, named in (("tables", zone.tables.path), ("online", zone.online.path)):
         own = named or (None if folder is None else folder / what / name)
         if own is not None and (left := home.path / what / name).exists():
             words = f"{left} lies in the home, and not in the zone's folder"
             yield warn(f"zone {name}", words, fix=f"falaj down; mkdir -p {own.parent}; mv {left} {own}")
-    in_home = isinstance(zone.blobs, LocalFiles) and zone.blobs.path is None
+    in_home = zone.blobs.address is None and folder is None
     if in_home and config.machine_zone not in (None, name):
         words = f"its bytes lie in the home, on this machine, which is in zone {config.machine_zone}"
         yield warn(f"zone {name}", words, fix=f"name a folder in it: zones.{name}.blobs.path")

@@ -85,13 +85,16 @@ def unpack(raw: Path, folder: Path) -> tuple[str, ...]:
     """Unpack what an image needs of the packages; return their names and versions."""
     packages = list[tuple[str, str, str]]()
     with tarfile.open(raw) as archive:
+        archive.extraction_filter = lambda member, _: (
+            member
+        )  # `extract` below filters, also before Python 3.11.4
         for member in archive:
             name = member.name.removeprefix("./")
             if deb := DEB.fullmatch(name):
                 packages.append((deb[1], unquote(deb[2]), deb[3]))
             elif KEPT.fullmatch(name) and not DROPPED.fullmatch(name) and not member.isdir():
                 member.name = name
-                archive.extract(member, folder, filter="fully_trusted" if member.issym() else "tar")
+                extract(archive, member, folder)
     for name in FOLDERS:
         (folder / name).mkdir(parents=True, exist_ok=True)
     write_configuration(folder)
@@ -101,6 +104,18 @@ def unpack(raw: Path, folder: Path) -> tuple[str, ...]:
         status.parent.mkdir(parents=True, exist_ok=True)
         status.write_text(entry)
     return tuple(sorted(f"{name}={version}" for name, version, _ in packages))
+
+
+def extract(archive: tarfile.TarFile, member: tarfile.TarInfo, folder: Path) -> None:
+    """Write `member` below `folder`, without setuid and write access of others. A link may point anywhere."""
+    target = folder / member.name
+    place = target.parent.resolve() / target.name if member.issym() else target.resolve()
+    if not place.is_relative_to(folder.resolve()):
+        raise InvalidInput(
+            f"the packages of the base have the file {member.name!r}, which would be outside the base"
+        )
+    member.mode &= 0o755
+    archive.extract(member, folder)
 
 
 def write_configuration(folder: Path) -> None:

@@ -30,24 +30,24 @@ DEBIAN = "debian"
 
 @dataclass(frozen=True)
 class ImageRecipe:
-    """One kind of image. Falaj itself is always in it: with its dependencies if it has `extras`, else without."""
+    """One kind of image. Falaj itself is always in it: with its dependencies and those of `extras`, or without."""
 
     summary: str
     packages: tuple[str, ...] = ()
-    extras: tuple[str, ...] = ()
+    extras: tuple[str, ...] | None = None
     command: tuple[str, ...] = ()
     ports: tuple[int, ...] = ()
 
     def requirements(self, *, bare: bool) -> list[str]:
         """Return what pip resolves, besides what the environment of an image adds."""
-        own = f"falaj[{','.join(self.extras)}]=={VERSION}" if self.extras else None
+        own = None if self.extras is None else f"falaj[{','.join(self.extras)}]=={VERSION}"
         return [each for each in (own, *(() if bare else self.packages)) if each]
 
 
 RECIPES: dict[ImageKind, ImageRecipe] = {
     "platform": ImageRecipe(
         "the platform: API, controller and command line",
-        extras=("hsm", "k8s", "postgres", "serve"),
+        extras=("hsm", "kubernetes"),
         command=("falaj", "up"),
         ports=(7480, 7481, 7482, 7483),
     ),
@@ -67,7 +67,7 @@ RECIPES: dict[ImageKind, ImageRecipe] = {
     ),
     "server": ImageRecipe(
         "the model server",
-        extras=("postgres", "serve"),
+        extras=(),
         command=("python3", "-m", "falaj.apps.model_server", "0.0.0.0", "7481"),  # noqa: S104 - a pod's own
         ports=(7481, 7483),
     ),

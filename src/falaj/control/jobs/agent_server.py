@@ -20,6 +20,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
+from falaj.control.jobs.staging import make_readable
 from falaj.errors import FalajError, Fenced, Interrupted, InvalidInput, TooLarge, Unavailable
 from falaj.governance.operations.caller import start_thread
 from falaj.training.runtime.agent.protocol import (
@@ -448,8 +449,7 @@ def is_owner(connection: socket.socket, home: Path) -> bool:
 
 def _listen(folder: Path) -> socket.socket:
     """Return a socket that the job may connect to; it replaces an earlier one atomically."""
-    folder.mkdir(mode=0o755, parents=True, exist_ok=True)
-    folder.chmod(0o755)  # the job may have another uid; the folders above are closed to everyone else
+    make_readable(folder)
     draft = folder / f".{os.getpid()}"
     draft.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX)

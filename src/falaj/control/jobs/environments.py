@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from falaj.control.jobs.staging import make_readable
 from falaj.errors import InvalidInput
 from falaj.ports.cluster.python_packages import list_packages
 from falaj.ports.launcher import PodImage
@@ -50,7 +51,7 @@ class JobPython:
         if self._folder is None:
             return {}
         folder = links / RUNTIME
-        folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+        make_readable(folder)
         with suppress(FileExistsError):
             (folder / PACKAGE.name).symlink_to(PACKAGE)
         paths = [path for path in (given.get("PYTHONPATH"), str(folder)) if path]

@@ -72,6 +72,13 @@ def make_traversable(folder: Path) -> None:
         missing.chmod(0o711)
 
 
+def make_readable(folder: Path) -> None:
+    """Create a folder that a job with another uid may read. The platform's umask would close it."""
+    make_traversable(folder.parent)
+    folder.mkdir(exist_ok=True)
+    folder.chmod(0o755)
+
+
 def write_input(services: Services, found: StoredObject, folder: Path, name: str) -> None:
     """Write the content of `found` as the input `name`."""
     if found.kind == "dataset":

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from falaj.control.jobs.staging import make_readable
 from falaj.errors import InvalidInput
 from falaj.ports.launcher import VolumeMount
 from falaj.records.config import ClusterVolume, MachineVolume
@@ -40,7 +41,7 @@ def link_volumes(volumes: Sequence[VolumeMount], beside: Path) -> dict[str, str]
     """Return the variable by which a job on this machine finds its volumes: links in a folder `beside` its own."""
     folder = beside / FOLDER
     for each in volumes:
-        folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+        make_readable(folder)
         with suppress(FileExistsError):
             (folder / each.name).symlink_to(str(each.folder))
     return {"FALAJ_VOLUMES": str(folder)} if volumes else {}

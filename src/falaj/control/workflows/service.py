@@ -50,7 +50,7 @@ class Workflows:
         """Stream work at each change until it ends, with heartbeats; the last record says how it ended."""
         target = current_call().target
         return stream_changes(
-            self.gate.database,
+            self.gate,
             lambda tx: work_record(tx, target),
             has_ended=lambda work: work.state.ended,
         )

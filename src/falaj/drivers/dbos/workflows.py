@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import os
+import sqlite3
+import time
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,8 +28,8 @@ ENTRY = "falaj"
 SCHEMA = "falaj_dbos"
 """The schema in a PostgreSQL database."""
 
-RENAMED = {"blob.copy": "blobs.copy", "queue.what_if": "queues.what_if"}
-"""Names of workflows before they were changed: dbos keeps the name with a run that has not ended."""
+KNOWS_SUBSECONDS = (3, 42)
+"""The first SQLite whose own `unixepoch('subsec')` is not NULL."""
 
 
 class DbosWorkflows:
@@ -45,9 +47,10 @@ class DbosWorkflows:
             "system_database_url": url,
             "use_listen_notify": False,
         }
+        self._engine: sa.Engine | None = None
         if url.startswith("sqlite"):
             _create_database(Path(url.removeprefix("sqlite:///")))
-            config["system_database_engine"] = _wal_engine(url)
+            config["system_database_engine"] = self._engine = _wal_engine(url)
         _drop_closed_handlers()
         self._bodies: dict[str, WorkflowBody] = {}
         self._dbos = DBOS(config=config)
@@ -86,10 +89,12 @@ class DbosWorkflows:
 
     def close(self) -> None:
         DBOS.destroy(destroy_registry=True)
+        if self._engine is not None:
+            self._engine.dispose()
 
     def _run(self, name: str, inputs: JsonObject) -> JsonObject:
         """Run a workflow and return its result or error. A FalajError is an outcome, not a failure of the engine."""
-        body = self._bodies.get(RENAMED.get(name, name))
+        body = self._bodies.get(name)
         if body is None:
             return {"result": None, "error": f"this controller has no workflow {name!r}"}
         try:
@@ -171,5 +176,14 @@ def _wal_engine(url: str) -> sa.Engine:
     def _configure(connection: Any, _record: Any) -> None:
         connection.execute("PRAGMA journal_mode=WAL")
         connection.execute("PRAGMA synchronous=FULL")
+        if sqlite3.sqlite_version_info < KNOWS_SUBSECONDS:
+            connection.create_function("unixepoch", 1, _read_clock)
 
     return engine
+
+
+def _read_clock(unit: str) -> float:
+    """Return what `unixepoch('subsec')` does, the only form that dbos uses: see decision 0068."""
+    if unit != "subsec":
+        raise ValueError(f"unixepoch({unit!r}) is not known here")
+    return time.time()

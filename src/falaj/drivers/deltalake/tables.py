@@ -114,7 +114,7 @@ class DeltaTables:
     def read(self, table: TableKey, *, version: TableVersion) -> ArrowDataset:
         self._require(table, version, afresh=False)
         if not version.files:
-            return self._open(table, version=version.number).to_pyarrow_dataset()
+            return self._read_empty(table, version.number)
         paths = [str(self._path(table) / file.path) for file in version.files]
         kind, here = datasets.ParquetFileFormat(), LocalFileSystem()
         return datasets.FileSystemDataset.from_paths(
@@ -123,15 +123,6 @@ class DeltaTables:
 
     def check(self, table: TableKey, *, version: TableVersion) -> None:
         self._require(table, version, afresh=True)
-
-    def file_hashes(self, table: TableKey, *, version: int) -> TableVersion:
-        names = sorted(_names(self._open(table, version=version)))
-        try:
-            return TableVersion(version, tuple(self._hashes.hash(self._path(table) / name) for name in names))
-        except OSError as error:
-            name = Path(str(error.filename)).name
-            fault = Fault(where=f"{table}/{name}", given=error.strerror, allowed="the file that was written")
-            raise Damaged(f"a file of table {table}@{version} cannot be read", faults=[fault]) from None
 
     def has_files(self, table: TableKey, *, version: TableVersion) -> bool:
         return all((self._path(table) / file.path).is_file() for file in version.files)
@@ -184,6 +175,12 @@ class DeltaTables:
 
     def _rows(self, table: TableKey, names: Iterable[str]) -> int:
         return sum(read_metadata(self._path(table) / name).num_rows for name in names)
+
+    def _read_empty(self, table: TableKey, number: int) -> ArrowDataset:
+        found = self._open(table, version=number)
+        if names := _names(found):
+            raise Damaged(f"table {table}@{number} has {len(names)} files that are not recorded")
+        return found.to_pyarrow_dataset()
 
     def _stored(self, table: TableKey, names: Iterable[str], *, after: int) -> tuple[TableFile, ...]:
         """Flush the new files `names`, and the log of all versions behind `after`; return the files with hashes."""

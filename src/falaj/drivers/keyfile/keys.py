@@ -24,8 +24,6 @@ from falaj import errors
 from falaj.ports.keys import EcdsaSignature, WrappedKey
 
 FORMAT = 1
-FORMAT_WITH_ECDSA = 2
-"""A file with rotated P-256 keys: a platform that does not know them must not write it, and so lose them."""
 P256 = ec.SECP256R1()
 P256_ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
 ECDSA_INFO = b"falaj P-256 signing key"
@@ -162,7 +160,7 @@ class KeyMaterial:
     roots: dict[int, bytes]
     signing: bytes
     ecdsa: tuple[bytes, ...] = ()
-    """Seeds of the second and later P-256 keys; the first one comes from `signing`, so every older file has it."""
+    """Seeds of the second and later P-256 keys; the first one comes from `signing`."""
 
     @property
     def newest(self) -> str:
@@ -179,26 +177,26 @@ class KeyMaterial:
         return [_ecdsa_key(seed) for seed in (self.signing, *self.ecdsa)]
 
     def to_json(self) -> str:
-        fields: dict[str, object] = {
+        fields = {
+            "about": ABOUT,
+            "format": FORMAT,
             "name": self.name,
             "roots": {version: root.hex() for version, root in self.roots.items()},
             "signing": self.signing.hex(),
+            "ecdsa": [seed.hex() for seed in self.ecdsa],
         }
-        written = FORMAT
-        if self.ecdsa:
-            written, fields["ecdsa"] = FORMAT_WITH_ECDSA, [seed.hex() for seed in self.ecdsa]
-        return json.dumps({"about": ABOUT, "format": written, **fields}, indent=2) + "\n"
+        return json.dumps(fields, indent=2) + "\n"
 
     @classmethod
     def from_json(cls, text: bytes) -> KeyMaterial:
         fields = json.loads(text)
-        if fields["format"] not in (FORMAT, FORMAT_WITH_ECDSA):
+        if fields["format"] != FORMAT:
             raise ValueError("another format")
         if not isinstance(fields["roots"], dict):
             raise ValueError("roots without versions")
         roots = {int(version): bytes.fromhex(root) for version, root in fields["roots"].items()}
         signing = bytes.fromhex(fields["signing"])
-        ecdsa = tuple(bytes.fromhex(seed) for seed in fields.get("ecdsa", []))
+        ecdsa = tuple(bytes.fromhex(seed) for seed in fields["ecdsa"])
         if not roots or any(len(key) != KEY_BYTES for key in (*roots.values(), signing, *ecdsa)):
             raise ValueError("a key of another length")
         return cls(str(fields["name"]), roots, signing, ecdsa)

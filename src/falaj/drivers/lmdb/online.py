@@ -108,9 +108,7 @@ class LmdbOnlineStore:
 def _require_view(transaction: Any, view: ViewName) -> None:
     """Raise Damaged if `view` was never written to this file."""
     if records.get(transaction, view.encode()) is None:
-        head = records.get(transaction, records.HEAD)
-        if head is None or head.value != records.CONVERTED:
-            raise records.damaged(f"no values of view {view}: the file was lost or replaced")
+        raise records.damaged(f"no values of view {view}: the file was lost or replaced")
 
 
 class _SharedEnvironment:

@@ -16,12 +16,11 @@ from falaj.errors import Damaged, Fault
 
 HEAD = b"\0"
 """The key of the first record, which sorts before every other."""
-MADE, CONVERTED = b"2", b"1 to 2"
-"""The value of HEAD: whether the file was made in this format, or in the earlier one, which did not mark its views."""
+FORMAT = b"1"
+"""The value of HEAD: the version of this format."""
 
 _HEADER = struct.Struct("<q16s16s")
 _NOTHING = bytes(16)
-_OLD_TIME = struct.Struct("<q")
 MAX_BYTES = 1 << 20
 """More than a value has: a length beyond it is not followed, because the memory behind it may not be there."""
 
@@ -62,17 +61,9 @@ def put(transaction: Any, rows: Sequence[tuple[bytes, int, bytes]]) -> int:
 
 
 def begin(transaction: Any) -> None:
-    """Begin the chain of a new file, or put the records of the earlier format into one; else do nothing."""
-    if transaction.get(HEAD) is not None:
-        return
-    keys = [bytes(key) for key in transaction.cursor().iternext(values=False)]
-    follows = [*map(_fingerprint, keys), _NOTHING]
-    head = StoredRecord(0, follows[0], CONVERTED if keys else MADE)
-    for key, following in zip(keys, follows[1:], strict=True):
-        old = bytes(transaction.get(key))
-        (time,) = _OLD_TIME.unpack_from(old)
-        transaction.put(key, _encode(key, StoredRecord(time, following, old[_OLD_TIME.size :])))
-    transaction.put(HEAD, _encode(HEAD, head))
+    """Begin the chain of a new file; do nothing if it has begun."""
+    if transaction.get(HEAD) is None:
+        transaction.put(HEAD, _encode(HEAD, StoredRecord(0, _NOTHING, FORMAT)))
 
 
 def check(transaction: Any) -> int:

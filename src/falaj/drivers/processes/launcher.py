@@ -83,11 +83,10 @@ class ProcessLauncher:
                 reason=ended["reason"],
                 started_at=timestamp(ended),
                 ended_at=timestamp(ended, "ended_at"),
-                # Missing if a supervisor of an earlier version wrote the file.
-                used=AttemptUsage(**ended.get("used", {})),
-                limits=tuple(ended.get("limits", ())),
-                stopped=ended.get("stopped"),
-                fenced=ended.get("fenced", False),
+                used=AttemptUsage(**ended["used"]),
+                limits=tuple(ended["limits"]),
+                stopped=ended["stopped"],
+                fenced=ended["fenced"],
             )
         if folder.started.exists():
             started_at, node_restarted = timestamp(read_json(folder.running)), folder.is_from_earlier_boot()

@@ -89,7 +89,10 @@ class Mount(NamedTuple):
 
 
 def view(code: UserCode) -> list[str]:
-    """bwrap's arguments for the file tree. What lies deeper is mounted later, so the narrower rule wins."""
+    """bwrap's arguments for the file tree. What lies deeper is mounted later, so the narrower rule wins.
+
+    What bwrap makes new belongs to the job where the platform is not root: at the end it is closed to writing.
+    """
     fresh = [
         Mount(("--proc",), None, Path("/proc")),
         Mount(("--dev",), None, Path("/dev")),
@@ -97,9 +100,12 @@ def view(code: UserCode) -> list[str]:
         Mount(scratch(code.scratch_bytes), None, Path("/tmp")),
     ]
     binds = list(visible(code))
-    mounts = [*folders_above(binds), *fresh, *binds, *covers(code.hidden, binds)]
+    covered = list(covers(code.hidden, binds))
+    mounts = [*folders_above(binds), *fresh, *binds, *covered]
     ordered = sorted(mounts, key=lambda mount: len(mount.destination.parts))
-    return [word for mount in ordered for word in mount.arguments()]
+    made = [Path("/"), Path("/dev"), *(each.destination for each in covered if each.source is None)]
+    closed = [Mount(("--remount-ro",), None, path) for path in made]
+    return [word for mount in [*ordered, *closed] for word in mount.arguments()]
 
 
 def scratch(size_bytes: int | None) -> tuple[str, ...]:

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from falaj.drivers.memory_file import create_memory_file
 from falaj.drivers.sandbox import last_step, seccomp
 from falaj.ports.sandbox import UserCode
 
@@ -42,7 +42,7 @@ def launch(
         "environment": dict(code.environment),
     }
     text = Path(last_step.__file__).read_text(encoding="utf-8")
-    with open(os.memfd_create("plan"), "w", encoding="ascii") as sent:
+    with open(create_memory_file("plan"), "w", encoding="ascii") as sent:
         json.dump(plan, sent)
         sent.flush()
         sent.seek(0)

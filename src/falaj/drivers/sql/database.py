@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import sqlite3
 import threading
 import time
 from collections import deque
@@ -26,6 +27,9 @@ log = logging.getLogger("falaj.metadata")
 
 IDLE_TRANSACTION_TIMEOUT_S = 15
 BUSY_TIMEOUT_S = 15.0
+OLDEST_SQLITE = (3, 35)
+"""The first that knows RETURNING, which our statements and those of dbos use."""
+
 SQLITE_READERS = 2
 """Connections that read at once. More only make Python's threads fight over the interpreter lock: with 16 callers, 8
 readers gave 1,885 gated reads/s here, 4 gave 2,173, and 2 gave 2,467."""
@@ -303,6 +307,11 @@ def _limit_idle_transactions(connection: Any, _record: Any) -> None:
 
 
 def sqlite_engine(url: str, *, begin: str) -> sa.Engine:
+    if sqlite3.sqlite_version_info < OLDEST_SQLITE:
+        raise Unavailable(
+            f"the SQLite of this Python is {sqlite3.sqlite_version}, and the metadata database needs "
+            f"{'.'.join(map(str, OLDEST_SQLITE))} or newer; use a Python that has one, or PostgreSQL"
+        )
     engine = sa.create_engine(
         url, poolclass=NullPool, connect_args={"check_same_thread": False, "timeout": BUSY_TIMEOUT_S}
     )

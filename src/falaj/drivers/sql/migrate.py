@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from falaj.drivers.sql.database import sqlite_engine, translate_errors
 from falaj.errors import Conflict
 
-HEAD = "0049"
+HEAD = "0001"
 """The newest migration. An up-to-date database opens without loading alembic."""
 
 LOCK = 0x66616C616A

@@ -1,26 +1,23 @@
 """The files of published table versions, with the hashes that they had when they were written.
 
 A file belongs to the version that it was published with, and to all later ones before `until`: the version that merged
-it with others. It stays recorded when it is removed: the audit log has digests of earlier versions. A file that was
-written before hashes were kept is hashed when it is read for the first time: `adopted_at` says when.
+it with others. It stays recorded when it is removed: the audit log has digests of earlier versions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Container, Mapping, Sequence
-from datetime import datetime
 
 from sqlalchemy import RowMapping, insert, or_, select, update
 
 from falaj.errors import Conflict
 from falaj.features.tables import table_files
-from falaj.governance.operations.gate import Gate
 from falaj.ports.metadata import Transaction
 from falaj.ports.tables import TableFile, TableKey, TableStore, TableVersion
 
 
-def load_version(tx: Transaction, table: TableKey, number: int) -> TableVersion | None:
-    """Return a published version; none if its files were never recorded, or if it has none."""
+def load_version(tx: Transaction, table: TableKey, number: int) -> TableVersion:
+    """Return a published version; one without rows has no files."""
     query = select(table_files).where(
         table_files.c.table_key == table,
         table_files.c.version <= number,
@@ -28,7 +25,7 @@ def load_version(tx: Transaction, table: TableKey, number: int) -> TableVersion 
     )
     rows = tx.execute(query.order_by(table_files.c.version, table_files.c.position)).mappings().all()
     files = tuple(TableFile(row["path"], row["size_bytes"], row["sha256"]) for row in rows)
-    return TableVersion(number, files) if files else None
+    return TableVersion(number, files)
 
 
 def digests_of_versions(tx: Transaction, table: TableKey, numbers: Sequence[int]) -> dict[int, str]:
@@ -61,28 +58,7 @@ def publish_version(
         )
 
 
-def _adopt_version(tx: Transaction, table: TableKey, found: TableVersion, *, now: datetime) -> None:
-    """Record the files of a version that was published before hashes were kept."""
-    known = recorded(tx, table)
-    _add_files(tx, table, found, known=known, adopted_at=now)
-    if any(known.get(file.path, 0) > found.number for file in found.files):  # a later version was first
-        paths = [file.path for file in found.files]
-        tx.execute(
-            update(table_files)
-            .where(table_files.c.table_key == table, table_files.c.path.in_(paths))
-            .where(table_files.c.version > found.number)
-            .values(version=found.number)
-        )
-
-
-def _add_files(
-    tx: Transaction,
-    table: TableKey,
-    written: TableVersion,
-    *,
-    known: Container[str],
-    adopted_at: datetime | None = None,
-) -> None:
+def _add_files(tx: Transaction, table: TableKey, written: TableVersion, *, known: Container[str]) -> None:
     new = [
         {
             "table_key": table,
@@ -91,29 +67,12 @@ def _add_files(
             "position": position,
             "size_bytes": file.size_bytes,
             "sha256": file.sha256,
-            "adopted_at": adopted_at,
         }
         for position, file in enumerate(written.files)
         if file.path not in known
     ]
     if new:
         tx.execute(insert(table_files), new)
-
-
-def pinned_version(gate: Gate, tables: TableStore, table: TableKey, number: int) -> TableVersion:
-    """Return a published version. Hash and record its files if they were written before hashes were kept."""
-    with gate.database.read() as tx:
-        found = load_version(tx, table, number)
-    if found is not None:
-        return found
-    adopted = tables.file_hashes(table, version=number)
-    try:
-        with gate.database.write() as tx:
-            _adopt_version(tx, table, adopted, now=gate.clock())
-            return load_version(tx, table, number) or adopted
-    except Conflict:  # another process was quicker
-        with gate.database.read() as tx:
-            return load_version(tx, table, number) or adopted
 
 
 def require_stored(tables: TableStore, table: TableKey, written: TableVersion) -> None:

@@ -68,25 +68,21 @@ def published_files(tx: Transaction) -> Iterator[tuple[str, str, str]]:
             yield each.zone, f"{each.table}/{file.path}", file.sha256
 
 
-def version_in_use(tx: Transaction, table: TableKey, number: int) -> TableVersion | None:
-    """Return a published version with the files of earlier ones that are in use; none if no files are recorded."""
+def version_in_use(tx: Transaction, table: TableKey, number: int) -> TableVersion:
+    """Return a published version with the files of earlier ones that are in use."""
     pins = {number, *_pins(tx, view=table.split("/")[1])[_pinned_name(table)]}
-    files = table_files.files_in_use(tx, table, pins=pins)
-    return TableVersion(number, tuple(files)) if files else None
+    return TableVersion(number, tuple(table_files.files_in_use(tx, table, pins=pins)))
 
 
 def check_tables(backends: FeatureBackends) -> Iterator[tuple[PublishedTable, Damaged | NotFound | None]]:
-    """Hash every file of every published table; yield each table with its damage, if any.
-
-    Files that were written before hashes were kept are recorded as they are.
-    """
+    """Hash every file of every published table; yield each table with its damage, if any."""
     with backends.gate.database.read() as tx:
-        found = published_tables(tx)
-    for each in found:
-        tables = backends.tables[each.zone]
+        found = [
+            (each, table_files.load_version(tx, each.table, each.number)) for each in published_tables(tx)
+        ]
+    for each, version in found:
         try:
-            version = table_files.pinned_version(backends.gate, tables, each.table, each.number)
-            tables.check(each.table, version=version)
+            backends.tables[each.zone].check(each.table, version=version)
         except (Damaged, NotFound) as error:
             yield each, error
         else:
@@ -100,17 +96,11 @@ def remove_orphans(backends: FeatureBackends, *, before: datetime) -> int:
     backup is being made nothing is removed: its database may refer to it.
     """
     with backends.gate.database.read() as tx:
-        published = {each.table: each.number for each in published_tables(tx)}
         pins = _pins(tx)
     removed = 0
     for tables in backends.tables.values():
         for table, files in _old_files(tables.list_files(), before).items():
-            try:
-                if table in published:  # its files may not be recorded yet
-                    table_files.pinned_version(backends.gate, tables, table, published[table])
-                removed += _remove(backends, tables, table, files, pins=pins[_pinned_name(table)])
-            except (Damaged, NotFound) as error:
-                log.error("cleanup skips a damaged table", extra={"table": table, "reason": error.message})
+            removed += _remove(backends, tables, table, files, pins=pins[_pinned_name(table)])
     return removed
 
 

@@ -63,7 +63,7 @@ class Published(NamedTuple):
     """A table version, and the digest that its audit entry has."""
 
     version: int
-    digest: str | None
+    digest: str
     seq: int
 
 
@@ -153,24 +153,21 @@ def row_problem(change: RowChange) -> str:
 def table_problems(database: Database, replay: Replay, digests: TableDigests) -> Iterator[str]:
     """Say which versions of tables do not consist of the files that were published.
 
-    Training sets pin old versions, so that each version counts that the log has a digest of, not only the newest.
+    Training sets pin old versions, so that each version counts, not only the newest.
     """
     for ref, versions in sorted(replay.tables.items()):
-        known = {each.version: each for each in versions.values() if each.digest is not None}
-        if not known:
-            continue
         zone, _, table = ref.partition("/")
         with database.read() as tx:
             where = f"Table {table}{_owner(tx, table)} in zone {zone}"
         try:
-            stored = digests(zone, TableKey(table), sorted(known))
+            stored = digests(zone, TableKey(table), sorted(versions))
         except NotFound:
             yield f"{where} is missing."
         except Damaged as error:
             files = "; ".join(fault.where for fault in error.faults)
             yield f"{where} was altered outside the log: {files} are not what was published."
         else:
-            wrong = [each for each in known.values() if stored.get(each.version) != each.digest]
+            wrong = [each for each in versions.values() if stored.get(each.version) != each.digest]
             if wrong:
                 which = ", ".join(f"{each.version} (entry {each.seq})" for each in wrong[:NAMED])
                 more = f" and {len(wrong) - NAMED} more" if len(wrong) > NAMED else ""

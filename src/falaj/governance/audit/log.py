@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextvars
 import hmac
 import json
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -28,7 +27,7 @@ from falaj.governance.audit.rows import (
 from falaj.governance.audit.unsigned import EntryCheck, check_unsigned, frontier_at
 from falaj.governance.audit.verify import canonical, head_message, key_id, leaf_hash, signed_by
 from falaj.governance.audit.witness import Witness
-from falaj.governance.tables import audit_entries, audit_heads, audit_state
+from falaj.governance.tables import audit_heads, audit_state
 from falaj.ports.keys import KeyService
 from falaj.ports.metadata import Database, Transaction, to_micros
 from falaj.records.governance.audit import SignedHead
@@ -41,7 +40,6 @@ Draft = dict[str, Any]
 _read_state = select(audit_state.c.size, audit_state.c.frontier).where(audit_state.c.id == 1)
 _lock_state = _read_state.with_for_update()
 _lock_statements = select(audit_state.c.size, audit_state.c.statements).with_for_update()
-_states_macs = audit_entries.c.entry.contains('"begins":["macs"')
 _OF_EVERY_PART = ("at", "caller", "action", "outcome", "objects", "workspace", "origin", "rule", "input")
 ROWS_PER_ENTRY = 2000
 HEAD_COLUMNS = ("size", "root", "at", "key", "signature")
@@ -82,7 +80,6 @@ class AuditLog:
         self._tip = _Tip(Frontier())
         self._group = _Group(self.append_all)
         self._signing = threading.Lock()
-        self._macs_from: int | None = None
 
     def digest(self, data: bytes) -> str:
         """The HMAC under which an input is kept."""
@@ -139,33 +136,18 @@ class AuditLog:
             self.append(tx, drafts)
 
     def begin(self, tx: Transaction, *, caller: str, now: datetime) -> None:
-        """State in the log, once, from which entry on MACs are there, and which witness this home has.
-
-        The first entry of a log states both. A statement that was removed beside the log is read from the log again.
-        """
+        """State in the log, once, which witness this home has. The first entry of a log also has all rows."""
         state = tx.execute(_lock_statements).one()
-        said: dict[str, Any] = state.statements or {}
+        known: dict[str, str] = (state.statements or {}).get("witnesses", {})
+        home, path = self.witness.home, str(self.witness.path)
+        if state.size and known.get(home) == path:
+            return
+        self.witness.begin()
         entry = {"at": now, "caller": caller, "outcome": "done", "objects": [ROOT], "workspace": ROOT}
-        entry |= {"action": "platform.witness", "origin": "local", "rule": "start", "input": self.digest(b"")}
-        moves, begins = self._moves_witness(said), False
-        if "macs_from" not in said:
-            found = self._find_beginning(tx)
-            said = said if found is None else {**said, "macs_from": found}
-            begins = found is None and self._is_older_than_macs(tx)
-        if moves:
-            self.witness.begin()
-            entry["witness"] = {"home": self.witness.home, "path": str(self.witness.path)}
-        if begins:
-            entry["action"] = "platform.upgrade" if state.size else "platform.bootstrap"
-            entry["begins"] = ["macs", "rows"]
-        if begins or moves:
-            seq = self.append(tx, _with_rows(entry, self._all_rows(tx)) if begins else [entry])
-            said = {"macs_from": seq, **said} if begins else said
-            if moves:
-                known = said.get("witnesses", {})
-                said = {**said, "witnesses": {**known, self.witness.home: str(self.witness.path)}}
-        if said != state.statements:
-            tx.execute(update(audit_state).values(statements=said))
+        entry |= {"action": "platform.witness" if state.size else "platform.bootstrap", "origin": "local"}
+        entry |= {"rule": "start", "input": self.digest(b""), "witness": {"home": home, "path": path}}
+        self.append(tx, [entry] if state.size else _with_rows(entry, self._all_rows(tx)))
+        tx.execute(update(audit_state).values(statements={"witnesses": {**known, home: path}}))
 
     def _all_rows(self, tx: Transaction) -> list[RowChange]:
         """Return every recorded row as one that is new to the log."""
@@ -174,52 +156,6 @@ class AuditLog:
             for shape in recorded_shapes()
             for key, digest in stored_rows(tx, shape, self.row_digest)
         ]
-
-    def _moves_witness(self, said: dict[str, Any]) -> bool:
-        return bool(said.get("witnesses", {}).get(self.witness.home) != str(self.witness.path))
-
-    def _is_older_than_macs(self, tx: Transaction) -> bool:
-        """Tell whether this log was written by a version without MACs; not one whose statement was removed."""
-        known = self.witness.memory()
-        if known is not None and known.size:
-            return False
-        stated = select(audit_entries.c.seq).where(_states_macs).limit(1)
-        if tx.execute(stated).first() is not None:
-            return False
-        try:
-            head = self._newest_head(tx)
-            if head is not None:
-                check = EntryCheck(head.size, self.mac)
-                found = check_unsigned(tx, Frontier(), head.size, check)
-                return not check.forged and found.root().hex() == head.root
-        except Tampered:
-            return False
-        return True
-
-    def _find_beginning(self, tx: Transaction) -> int | None:
-        """Return the first entry that states the beginning of MACs, and has one."""
-        query = select(audit_entries.c.seq, audit_entries.c.entry, audit_entries.c.mac)
-        stated = query.where(_states_macs).order_by(audit_entries.c.seq)
-        return next((int(row.seq) for row in tx.execute(stated) if self._is_beginning(row)), None)
-
-    def _is_beginning(self, row: Any) -> bool:
-        return "begins" in entry_of(row.entry) and self.is_ours(row.entry, row.mac)
-
-    def is_ours(self, entry: str, mac: bytes | None) -> bool:
-        """Tell whether the platform wrote this entry."""
-        return mac is not None and hmac.compare_digest(bytes(mac), self.mac(leaf_hash(entry.encode())))
-
-    def macs_from(self, tx: Transaction) -> int:
-        """Return the entry from which on all have a MAC; Tampered if the log no longer states it."""
-        if self._macs_from is None:
-            said = tx.execute(select(audit_state.c.statements)).scalar_one() or {}
-            query = select(audit_entries.c.entry, audit_entries.c.mac)
-            row = tx.execute(query.where(audit_entries.c.seq == said.get("macs_from", -1))).first()
-            stated = said["macs_from"] if row and self._is_beginning(row) else self._find_beginning(tx)
-            if stated is None:
-                raise Tampered("the audit log no longer states from which entry on all have a MAC")
-            self._macs_from = int(stated)
-        return self._macs_from
 
     def sign_head(self) -> SignedHead | None:
         """Check what is not signed yet, sign the log as it is now and hand the head to the witness.
@@ -248,15 +184,6 @@ class AuditLog:
             self.witness.add(head)
             return head
 
-    def states_macs(self) -> bool:
-        """Tell whether the log still states from which entry on all have a MAC."""
-        try:
-            with self._database.read() as tx:
-                self.macs_from(tx)
-        except Tampered:
-            return False
-        return True
-
     def unbound(self) -> list[str]:
         """Say what is wrong between the log and the head that the key's store remembers."""
         try:
@@ -267,11 +194,8 @@ class AuditLog:
         return []
 
     def entry_check(self) -> EntryCheck:
-        """Return a check of entries by their MACs; of their hashes alone if the log states no beginning of MACs."""
-        if not self.states_macs():
-            return EntryCheck(sys.maxsize, self.mac)
-        with self._database.read() as tx:
-            return EntryCheck(self.macs_from(tx), self.mac)
+        """Return a check of entries by their MACs."""
+        return EntryCheck(self.mac)
 
     def damage(self) -> dict[str, Any]:
         """Return what is wrong now: entries that are not the platform's, and sentences. Nothing is changed."""
@@ -341,7 +265,7 @@ class AuditLog:
 
     def _check_unsigned(self, tx: Transaction, newest: SignedHead | None, size: int, text: str) -> Frontier:
         """Return the tree of the whole log, whose entries since the newest head were checked."""
-        check = EntryCheck(self.macs_from(tx), self.mac)
+        check = self.entry_check()
         base = Frontier() if newest is None else _tree_of(tx, newest)
         frontier = check_unsigned(tx, base, size, check)
         check.raise_if_forged()
@@ -463,7 +387,7 @@ class _Group:
 
     def __init__(self, commit: Callable[[Sequence[Draft]], None]) -> None:
         self._commit = commit
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # `_abandon` releases it, if this thread still has it
         self._waiting: list[_Ticket] = []
         self._leader: _Ticket | None = None
 
@@ -517,6 +441,9 @@ class _Group:
 
     def _abandon(self, ticket: _Ticket) -> None:
         """Remove a ticket whose thread was interrupted; if it leads, commit for those who wait."""
+        with suppress(RuntimeError):  # until it is not held
+            while True:  # in Python 3.14 Ctrl-C can come between `with` and its block (CPython issue 148874)
+                self._lock.release()
         with self._lock:
             leads = self._leader is ticket
             if ticket in self._waiting and not leads:

@@ -54,7 +54,7 @@ from falaj.records.names import ROOT, TextRule, WorkspaceRef
 BATCH = 2000
 REPORT_BYTES = 64 << 20
 """Bytes between two reports on the blobs."""
-STATEMENTS = ("platform.bootstrap", "platform.upgrade", "platform.witness", "audit.accept")
+STATEMENTS = ("platform.bootstrap", "platform.witness", "audit.accept")
 """The actions whose entries state which witness a home has, or accept a loss."""
 
 _last_seq = select(func.max(audit_entries.c.seq)).scalar_subquery()
@@ -171,7 +171,6 @@ class Audit:
         forged = [f"Entry {seq} was not written by Falaj: {why}." for seq, why in check.unaccepted().items()]
         stores = list(islice(self._store_problems(replay), MAX_PROBLEMS)) if deep else []
         if deep:
-            notes = [*notes, *self._unchecked(replay)]
             for checked, size in self._check_blobs(stores, notes):
                 yield LogCheck(
                     finished=False,
@@ -225,15 +224,6 @@ class Audit:
         if erased:
             notes.append(f"The bytes of {erased} blobs were not checked: their keys were destroyed.")
 
-    def _unchecked(self, replay: Replay) -> Iterator[str]:
-        """Say what the log has no digest of."""
-        bare = sum(
-            all(published.digest is None for published in versions.values())
-            for versions in replay.tables.values()
-        )
-        if bare:
-            yield f"The files of {bare} tables were not checked: the log has no digest of them."
-
     @operation("audit.accept", resource="platform", mode=Mode.LATE, allow=Role.ADMIN, confirm=True)
     def accept(self, *, reason: Reason) -> AuditAcceptance:
         """Record that the log was damaged, and go on from here: forged entries, a lost witness, a restored database.
@@ -243,8 +233,6 @@ class Audit:
         call = current_call()
         accepted = self._log.damage() | {"reason": reason}
         call.details["accepted"] = accepted
-        if not self._log.states_macs():
-            call.details["begins"] = ["macs", "rows"]
         self.gate.commit(call, lambda: self._accept_rows(accepted))
         head = self._log.sign_anew()
         return AuditAcceptance(
@@ -295,7 +283,7 @@ class Audit:
         except Tampered as error:
             yield f"{error.message[0].upper()}{error.message[1:]}."
 
-    def _witnesses(self) -> tuple[Sequence[Path], Sequence[str]]:
+    def _witnesses(self) -> tuple[Sequence[Path], builtins.list[str]]:
         """The witness files that the log states for this home, and what was accepted so far."""
         query = select(audit_entries.c.seq, audit_entries.c.entry).order_by(audit_entries.c.seq)
         with self.gate.database.read() as tx:

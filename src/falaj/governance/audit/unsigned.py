@@ -22,27 +22,23 @@ _columns = select(audit_entries.c.seq, audit_entries.c.leaf, audit_entries.c.ent
 
 
 class EntryCheck:
-    """Tells which entries are not the platform's own. From `macs_from` on, each must have the right MAC."""
+    """Tells which entries are not the platform's own: those without the right MAC."""
 
-    def __init__(self, macs_from: int, mac: Callable[[bytes], bytes]) -> None:
-        self._macs_from = macs_from
+    def __init__(self, mac: Callable[[bytes], bytes]) -> None:
         self._mac = mac
         self.forged: dict[int, str] = {}
         self._accepted: set[int] = set()
 
-    def take(self, seq: int, entry: str, leaf: bytes, mac: bytes | None) -> bytes:
+    def take(self, seq: int, entry: str, leaf: bytes, mac: bytes) -> bytes:
         """Check one entry; return the leaf hash of its contents."""
         found = leaf_hash(entry.encode())
         if bytes(leaf) != found:
             self._forge(seq, "its contents do not give its stored leaf hash")
-        elif seq >= self._macs_from:
-            if mac is None:
-                self._forge(seq, "it has no MAC")
-            elif not hmac.compare_digest(bytes(mac), self._mac(found)):
-                self._forge(seq, "its MAC is false")
-            elif ACCEPTING in entry:
-                accepted = json.loads(entry).get("accepted")  # none if it was denied or has failed
-                self._accepted.update(accepted["entries"] if accepted else ())
+        elif not hmac.compare_digest(bytes(mac), self._mac(found)):
+            self._forge(seq, "its MAC is false")
+        elif ACCEPTING in entry:
+            accepted = json.loads(entry).get("accepted")  # none if it was denied or has failed
+            self._accepted.update(accepted["entries"] if accepted else ())
         return found
 
     def unaccepted(self) -> dict[int, str]:
@@ -86,7 +82,7 @@ def frontier_at(tx: Transaction, size: int) -> Frontier:
     return Frontier().extend(bytes(leaf) for leaf in tx.execute(leaves).scalars())
 
 
-def _parts(row: object) -> tuple[int, str, bytes, bytes | None]:
+def _parts(row: object) -> tuple[int, str, bytes, bytes]:
     return row.seq, row.entry, row.leaf, row.mac  # type: ignore[attr-defined]
 
 

@@ -160,8 +160,8 @@ class EventFeed:
             if dropped > 0:
                 self._begin = [*self._kept, *found][dropped - 1].position
             self._kept.extend(found)
-            self._newest = found[-1].position if found else newest
-            if self._note(marks) or found:
+            before, self._newest = self._newest, found[-1].position if found else newest
+            if self._note(marks) or self._newest != before:
                 self._changed.notify_all()
         return True
 

@@ -10,12 +10,12 @@ from dataclasses import replace
 from datetime import datetime
 from functools import cache, partial
 
-from falaj.errors import InvalidInput, NotFound
+from falaj.errors import InvalidInput, NotFound, Unavailable
 from falaj.governance import objects
 from falaj.governance.encryption.keyring import require_living_key
 from falaj.governance.encryption.values import SealedValues
 from falaj.governance.events import store
-from falaj.governance.events.feed import EventFeed, MarkReaders
+from falaj.governance.events.feed import POLL_S, EventFeed, MarkReaders
 from falaj.governance.events.store import StoredEvent
 from falaj.governance.operations.call import Call, current_call
 from falaj.governance.operations.gate import Gate
@@ -117,19 +117,30 @@ class Events:
         write = partial(self.gate.cursors.write, call)
         with self._feed.watching(followed) as watcher:
             found: Sequence[StoredEvent] | None = ()
+            changed: set[ObjectId] = set()
             due = time.monotonic()  # for the next heartbeat
             while True:
-                if found is None:
-                    with self.gate.database.read() as tx:
-                        found = store.list_all(tx, after=position, limit=LARGEST_BATCH)
-                for each in self._shown(call, found, types):
+                try:
+                    found = self._read_missed(position) if found is None else found
+                    shown = self._shown(call, found, types)
+                    changed |= self._feed.take_changes(watcher)
+                    visible = self._visible(call, changed)
+                except Unavailable:  # the database is busy or away: the next look may succeed
+                    time.sleep(POLL_S)
+                    continue
+                for each in shown:
                     yield EventNotice(cursor=write(_cursor(each.position)), event=each.event)
                 position = found[-1].position if found else position
-                changed = self._visible(call, self._feed.take_changes(watcher))
-                if changed or time.monotonic() >= due:
-                    yield EventNotice(cursor=write(_cursor(position)), changed=changed)
+                changed = set()
+                if visible or time.monotonic() >= due:
+                    yield EventNotice(cursor=write(_cursor(position)), changed=visible)
                     due = time.monotonic() + HEARTBEAT_S
                 found = self._feed.wait(watcher, position, timeout_s=due - time.monotonic())
+
+    def _read_missed(self, position: EventPosition) -> Sequence[StoredEvent]:
+        """Return the events behind `position`, which the feed does not have in memory."""
+        with self.gate.database.read() as tx:
+            return store.list_all(tx, after=position, limit=LARGEST_BATCH)
 
     def _visible(self, call: Call, changed: Collection[ObjectId]) -> tuple[ObjectId, ...]:
         """Return those of `changed` that the caller of a stream may see now."""

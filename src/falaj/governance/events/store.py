@@ -187,7 +187,7 @@ def webhook_record(tx: Transaction, found: StoredObject, *, secret: str | None =
         name=found.name,
         url=row["url"],
         types=types,
-        written_as=EventFormat(row["written_as"] or EventFormat.CLOUDEVENTS),
+        written_as=EventFormat(row["written_as"]),
         state=WebhookState.PAUSED if row["paused"] else failing,
         delivered=progress["delivered"],
         waiting=_count_waiting(tx, found, types, _position(progress)),
@@ -242,7 +242,7 @@ def active_webhooks(tx: Transaction) -> list[ActiveWebhook]:
             url=row["url"],
             types=tuple(row["types"]),
             secret=bytes(row["secret"]),
-            written_as=EventFormat(row["written_as"] or EventFormat.CLOUDEVENTS),
+            written_as=EventFormat(row["written_as"]),
             position=_position(row),
             retry_at=row["retry_at"],
         )

@@ -73,7 +73,7 @@ class Call:
         everything = (found for group in self.referred.values() for found in group)
         return [found for found in everything if found.kind not in objects.PLATFORM_KINDS]
 
-    def publish(self, kind: str, ref: str, *, version: int, digest: str | None) -> None:
+    def publish(self, kind: str, ref: str, *, version: int, digest: str) -> None:
         """Record that the call publishes bytes outside the database: which, and the digest of what they are.
 
         The rows of the database that the call changes are recorded by themselves.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
@@ -13,7 +13,16 @@ from typing import Any, TypeVar, cast
 
 from pydantic import BaseModel
 
-from falaj.errors import Denied, FalajError, Internal, InvalidInput, NotFound, Tampered, Unauthenticated
+from falaj.errors import (
+    Denied,
+    FalajError,
+    Internal,
+    InvalidInput,
+    NotFound,
+    ProcessFailed,
+    Tampered,
+    Unauthenticated,
+)
 from falaj.governance import objects
 from falaj.governance.audit.log import AuditLog, Draft
 from falaj.governance.lineage import graph
@@ -48,7 +57,8 @@ class Gate:
 
     `owner` acts where no interface set a caller: in an embedded home only. `fence` returns the fencing number of the
     controller that has the lease; `holds` tells whether a caller's credential is still valid. `cursor_key` binds
-    cursors; processes that answer the same callers have the same one.
+    cursors; processes that answer the same callers have the same one. `failing` returns the processes of the platform
+    that keep failing, each with a sentence that says so.
     """
 
     def __init__(
@@ -65,12 +75,14 @@ class Gate:
         clock: Callable[[], datetime] = utc_now,
         recheck_s: float = 0.5,
         cursor_key: bytes | None = None,
+        failing: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
         self.database = database
         self.authorizer = authorizer
         self.audit = audit
         self.zones = zones
         self.clock = clock
+        self.failing = failing
         self._seal = seal
         self._fence = fence
         self._owner = owner
@@ -101,6 +113,11 @@ class Gate:
             raise Internal(f"{operation.name} failed; the platform's log says why") from error
         finally:
             leave(token)
+
+    def require_running(self, process: str) -> None:
+        """Raise ProcessFailed if a process of the platform keeps failing: nobody should wait for what it does."""
+        if (sentence := self.failing().get(process)) is not None:
+            raise ProcessFailed(sentence)
 
     def reject(self, operation: Operation, error: FalajError) -> None:
         """Record a call whose input was not valid."""

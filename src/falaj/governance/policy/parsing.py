@@ -10,7 +10,6 @@ from typing import Any
 import cedarpy
 
 from falaj.errors import Fault, PolicyInvalid
-from falaj.governance.policy.renamed_actions import new_name
 from falaj.governance.policy.roles import GOVERNING, role_entity
 from falaj.governance.policy.text_bounds import require_bounded
 from falaj.records.governance.identity import Role
@@ -22,7 +21,6 @@ Rules = dict[str, Any]
 RULE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,99}")
 """What the annotation `id` of a rule may be; another is not used. Decisions name rules in errors and in the audit log,
 divided by commas, and a policy must not pass off its rules as others."""
-UNKNOWN_ACTION = re.compile(r'unrecognized action `Action::"([^"]+)"`')
 KEPT = 64
 """How many parsed policies stay in memory: policies in force are parsed again with each epoch."""
 
@@ -99,20 +97,8 @@ def policy_set(rules: Rules) -> cedarpy.PolicySet:
 def _validate(name: str, text: str, schema: str) -> None:
     found = cedarpy.validate_policies(text, _schema(schema))
     if not found.validation_passed:
-        faults = [_fault(name, error.error, schema) for error in found.errors]
-        faults.sort(key=lambda fault: fault.fix is None)  # the rest may follow from what can be mended
+        faults = [Fault(where=name, allowed=error.error) for error in found.errors]
         raise PolicyInvalid("policy does not fit the schema", faults=faults)
-
-
-def _fault(name: str, words: str, schema: str) -> Fault:
-    """Return a fault that the schema finds; of an action that has another name now, with that name."""
-    found = UNKNOWN_ACTION.search(words)
-    renamed = None if found is None else new_name(found[1])
-    if found is None or json.dumps(renamed) not in schema:
-        return Fault(where=name, allowed=words)
-    allowed = f'Action::"{renamed}", as that action is called now'
-    fix = f'write Action::"{renamed}" for Action::"{found[1]}"'
-    return Fault(where=name, given=f'Action::"{found[1]}"', allowed=allowed, fix=fix)
 
 
 @lru_cache(maxsize=2)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from falaj.monitoring.drift.bins import BINS, MIN_EXPECTED_ROWS
 from falaj.monitoring.drift.verdicts import detect_drift, not_evaluated
-from falaj.monitoring.sketches.kll import read_points
+from falaj.monitoring.sketches.reading import read_points
 from falaj.monitoring.sketches.sketchers import merge, merge_windows
 from falaj.records.monitoring.sketches import (
     ColumnKind,

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from falaj.monitoring.sketches.columns import category_hash
-from falaj.monitoring.sketches.kll import Floats, Points
 from falaj.records.monitoring.sketches import CATEGORY_LIMIT, FeatureSketch
+from falaj.records.quantiles.kll import Floats, Points
 
 BINS = 10
 MIN_EXPECTED_ROWS = 40

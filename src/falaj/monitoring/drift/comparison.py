@@ -17,8 +17,9 @@ from falaj.errors import InvalidInput
 from falaj.monitoring.drift.bins import BINS, MIN_EXPECTED_ROWS, Bins, bin_categories, bin_numbers
 from falaj.monitoring.drift.dependence import INDEPENDENT, Excess
 from falaj.monitoring.drift.distributions import chi_square_critical, chi_square_tail, critical, f_tail
-from falaj.monitoring.sketches.kll import TAIL, Points, read_points
+from falaj.monitoring.sketches.reading import read_points
 from falaj.records.monitoring.sketches import ColumnKind, FeatureSketch, Statistic
+from falaj.records.quantiles.kll import TAIL, Points
 
 MINIMUM_ROWS = 2 * MIN_EXPECTED_ROWS
 """Two bins, the minimum for a comparison, with `MIN_EXPECTED_ROWS` each."""

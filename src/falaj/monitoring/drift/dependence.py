@@ -21,8 +21,9 @@ import pyarrow.compute as pc
 from falaj.monitoring.drift.bins import CATEGORY_BINS, reference_edges
 from falaj.monitoring.drift.distributions import chi_square_critical
 from falaj.monitoring.sketches.columns import Values, numbers
-from falaj.monitoring.sketches.kll import Floats, read_points
+from falaj.monitoring.sketches.reading import read_points
 from falaj.records.monitoring.sketches import BlockSpread, ColumnKind, FeatureSketch, ReferenceSketch
+from falaj.records.quantiles.kll import Floats
 
 MINUTE, HOUR, DAY = 60, 3600, 86_400
 SPANS_S = (
@@ -158,7 +159,8 @@ def measure_spread(counts: npt.NDArray[Any], *, span_s: float, ordered: int) -> 
         error=error,
         shares=spread,
         largest=float(variances[-1]),
-        dimensions=spread**2 / float((variances**2).sum()) if spread else 1.0,
+        # At least 1, which rounding can undercut.
+        dimensions=max(1.0, spread**2 / float((variances**2).sum())) if spread else 1.0,
         shares_tail=_tail(blocks, _kurtosis(away @ direction, rows)),
         farthest_shares=max(0.0, float(((away**2).sum(axis=1) - chance).max())),
         ranks=ranks,

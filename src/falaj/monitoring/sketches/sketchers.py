@@ -7,7 +7,6 @@ from datetime import datetime
 from typing import Any, TypeAlias, TypeVar
 
 import pyarrow as pa
-from datasketches import kll_doubles_sketch  # type: ignore[import-untyped]
 from pydantic import ValidationError
 
 from falaj.errors import Damaged, InvalidInput
@@ -19,7 +18,7 @@ from falaj.monitoring.sketches.columns import (
     numbers,
     shortened,
 )
-from falaj.monitoring.sketches.kll import K, read_points
+from falaj.monitoring.sketches.reading import read_sketch
 from falaj.records.monitoring.sketches import (
     CATEGORY_LIMIT,
     ColumnKind,
@@ -29,6 +28,7 @@ from falaj.records.monitoring.sketches import (
     SketchSet,
     WindowSketch,
 )
+from falaj.records.quantiles.kll import KllSketch
 
 Columns: TypeAlias = Mapping[str, Values] | pa.RecordBatch | pa.Table
 Set = TypeVar("Set", bound=SketchSet)
@@ -40,31 +40,28 @@ class NumericSketcher:
     def __init__(self, name: str, *, role: ColumnRole = ColumnRole.FEATURE) -> None:
         self.name, self.role = name, role
         self._rows = 0
-        self._kll = kll_doubles_sketch(K)
+        self._kll = KllSketch()
 
     def update(self, values: Values) -> None:
         column = numbers(values, name=self.name)
-        self._kll.update(
-            column if column.flags.writeable else column.copy()
-        )  # the library rejects read-only arrays
+        self._kll.update(column)
         self._rows += len(column)
 
     def absorb(self, other: FeatureSketch) -> None:
-        read_points(other)
-        self._kll.merge(_deserialized(other))
+        self._kll.merge(read_sketch(other))
         self._rows += other.rows
 
     def sketch(self) -> FeatureSketch:
-        count = self._kll.n  # KLL silently skips NaN, so the difference is nulls
+        count = self._kll.count  # without NaN, so the difference is nulls
         return FeatureSketch(
             name=self.name,
             kind=ColumnKind.NUMERIC,
             role=self.role,
             count=count,
             nulls=self._rows - count,
-            sketch=self._kll.serialize(),
-            minimum=self._kll.get_min_value() if count else None,
-            maximum=self._kll.get_max_value() if count else None,
+            sketch=self._kll.to_bytes(),
+            minimum=self._kll.minimum,
+            maximum=self._kll.maximum,
         )
 
 
@@ -220,7 +217,7 @@ def encode(sketches: SketchSet) -> bytes:
 
 
 def decode(data: bytes, kind: type[Set]) -> Set:
-    """Decode the output of `encode`. Raise Damaged for invalid bytes before they reach the library."""
+    """Decode the output of `encode`. Raise Damaged for invalid bytes."""
     try:
         sketches = kind.model_validate_json(data)
     except ValidationError as problem:
@@ -229,12 +226,5 @@ def decode(data: bytes, kind: type[Set]) -> Set:
         raise Damaged(f"invalid {kind.__name__}: {where}: {first['msg']}") from None
     for sketch in sketches.features:
         if sketch.kind is ColumnKind.NUMERIC:
-            read_points(sketch)
+            read_sketch(sketch)
     return sketches
-
-
-def _deserialized(feature: FeatureSketch) -> kll_doubles_sketch:
-    try:
-        return kll_doubles_sketch.deserialize(feature.sketch)
-    except (RuntimeError, ValueError, TypeError, IndexError, MemoryError):
-        raise Damaged(f"the sketch of {feature.name!r} cannot be read") from None

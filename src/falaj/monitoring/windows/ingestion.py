@@ -12,7 +12,7 @@ from falaj.governance.operations.call import Call
 from falaj.governance.operations.gate import Gate
 from falaj.monitoring import store
 from falaj.monitoring.drift.baselines import merge_compatible
-from falaj.monitoring.sketches.kll import read_points
+from falaj.monitoring.sketches.reading import read_sketch
 from falaj.monitoring.sketches.sketch_store import SketchStore
 from falaj.monitoring.windows.slots import WindowSlot, pair_to_merge
 from falaj.ports.metadata import Transaction
@@ -101,7 +101,7 @@ def _check(window: WindowRecord, where: str) -> None:
     for sketch in window.features:
         if sketch.kind is ColumnKind.NUMERIC:
             try:
-                read_points(sketch)
+                read_sketch(sketch)
             except Damaged as problem:
                 raise InvalidInput.at(
                     f"{where}.features.{sketch.name}",

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from falaj.errors import Fault, InvalidInput, Unavailable
+from falaj.errors import Fault, InvalidInput
+from falaj.extras import requiring_packages
 from falaj.optimization.runtime.conversion.converted import Array, ConvertedModel, framework_of
 from falaj.records.registry import TensorSpec
 
@@ -43,22 +44,19 @@ def export_onnx(
     names: Sequence[str] | None = None,
     tolerance: float = TOLERANCE,
 ) -> ExportedModel:
-    """Write `model` to `path` as ONNX: a torch module or exported program, a scikit-learn estimator, XGBoost or
-    CatBoost.
+    """Write `model` to `path` as ONNX: a torch module or exported program, a scikit-learn estimator, XGBoost, CatBoost,
+    or an `onnx.ModelProto`.
 
     The file has one input, `features`, with a dynamic number of rows. A binary classifier returns the probability of
-    the second class as one column; other classifiers one column per class. The file must agree with the model on
-    `sample`, rows that the model takes. `names` are its column names, unless the sample or the model has them.
+    the second class as one column; other classifiers one column per class. A model that is ONNX already keeps its
+    names. The file must agree with the model on `sample`, rows that the model takes, and on the first of them alone.
+    `names` are its column names, unless the sample or the model has them.
     """
     kind = framework_of(model)
-    rows = _rows_of(sample, any_shape=kind == "torch")
+    rows = _rows_of(sample, any_shape=kind in ("torch", "onnx"))
     columns = _column_names(names, sample, model, rows)
-    try:
+    with requiring_packages(for_=f"an export of {kind}"):
         converted = _convert(kind, model, rows, columns)
-    except ModuleNotFoundError as error:
-        raise Unavailable(
-            f"an export of {kind} needs the package {error.name}: pip install 'falaj[serve,torch,trees]'"
-        ) from error
     difference = _agreement(converted, rows, tolerance=tolerance)
     target = Path(path)
     _write(target, converted.content)
@@ -197,6 +195,10 @@ def _convert(kind: str, model: Any, rows: Array, columns: tuple[str, ...]) -> Co
         from falaj.optimization.runtime.conversion import from_catboost
 
         return from_catboost.convert(model, rows, columns)
+    if kind == "onnx":
+        from falaj.optimization.runtime.conversion import from_onnx
+
+        return from_onnx.convert(model, rows, columns)
     from falaj.optimization.runtime.conversion import from_sklearn
 
     return from_sklearn.convert(model, rows, columns)

@@ -32,7 +32,7 @@ HostName = Annotated[
 
 
 class ConsoleConfig(Record):
-    """The console for browsers. It runs where `falaj[console]` is installed, and uses the TLS of the API by default."""
+    """The console for browsers. It uses the TLS of the API by default."""
 
     enabled: bool = True
     """Whether `falaj up` starts the console."""

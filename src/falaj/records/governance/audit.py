@@ -28,7 +28,7 @@ class AuditEntry(Record):
 
     `input` is an HMAC of the input. On hot paths one entry stands for a window of calls: `count` of them, `until` then.
     `rows` are the rows that it changed (table, key, digest before and after; more of them in further entries, by
-    `part`), `published` the table versions. `begins`, `witness` and `accepted` are statements about the log itself.
+    `part`), `published` the table versions. `witness` and `accepted` are statements about the log itself.
     """
 
     seq: int
@@ -50,7 +50,6 @@ class AuditEntry(Record):
     part: int = 1
     rows: tuple[tuple[str, tuple[str | int, ...], str | None, str | None], ...] = ()
     published: tuple[dict[str, Any], ...] = ()
-    begins: tuple[str, ...] = ()
     witness: dict[str, str] | None = None
     accepted: dict[str, Any] | None = None
     restored: RestoredFrom | None = None

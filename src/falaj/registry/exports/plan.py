@@ -22,7 +22,6 @@ from falaj.records.registry import (
     ModelExport,
     ModelFile,
     ModelVersion,
-    SignatureFormat,
     TensorSpec,
 )
 from falaj.registry.exports.edge import edge_layout
@@ -89,18 +88,14 @@ def plan_export(
     """
     layout = _layout(subject, to=to, options=options, zones=zones, node_terms=node_terms)
     layout.texts[MANIFEST_FILE] = signed.text
+    version = subject.version
     if to is ExportTarget.FILES:
-        key = signatures.key_of(signed)
+        key, files, signature = signatures.key_of(signed), _files(layout), signed.signature
     else:
         key = signatures.newest_key()
         layout.texts[KEY_FILE] = key.pem
-    files = _files(layout)
-    version = subject.version
-    if to is ExportTarget.FILES and signed.format is SignatureFormat.OPENSSF:
-        signature = signed.signature
-    else:
-        if to is not ExportTarget.FILES:
-            files.append(_text_file(RECORD_FILE, _record(version, to, files)))
+        files = _files(layout)
+        files.append(_text_file(RECORD_FILE, _record(version, to, files)))
         signature = signatures.sign_files(version.reference, {file.path: file.sha256 for file in files})
     return ModelExport(
         version=version.reference,

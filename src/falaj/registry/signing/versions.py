@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Mapping
 
-from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from falaj.errors import Damaged
-from falaj.governance.audit.verify import canonical, key_id
+from falaj.governance.audit.verify import canonical
 from falaj.governance.encryption.signing_keys import SigningKey
 from falaj.ports.keys import KeyService
 from falaj.records.record import Record
-from falaj.records.registry import MANIFEST_FILE, SIGNATURE_FILE, ModelManifest, SignatureFormat
+from falaj.records.registry import MANIFEST_FILE, SIGNATURE_FILE, ModelManifest
 from falaj.registry.signing.bundles import SignedFiles, verify_bundle
 
 RESERVED = frozenset({MANIFEST_FILE, SIGNATURE_FILE})
 """Names that an exported version has beside its files."""
-ED25519_DOMAIN = b"falaj model manifest v1\n"
-"""Prefix of what was signed before versions had signatures of OpenSSF's format; no more are made."""
-ED25519_SIGNATURE = re.compile(r"[0-9a-f]{128}")
 
 
 class SignedManifest(Record):
@@ -31,13 +25,6 @@ class SignedManifest(Record):
     text: str
     key: str
     signature: str
-
-    @property
-    def format(self) -> SignatureFormat:
-        """The format of the signature, by how it looks: neither can be taken for the other."""
-        if ED25519_SIGNATURE.fullmatch(self.signature):
-            return SignatureFormat.ED25519
-        return SignatureFormat.OPENSSF
 
 
 class VersionSignatures:
@@ -66,8 +53,6 @@ class VersionSignatures:
 
     def verify(self, signed: SignedManifest, *, reference: str) -> ModelManifest:
         """Return the manifest. Raise Damaged if the signature is invalid, or that of another version."""
-        if signed.format is SignatureFormat.ED25519:
-            return self._verify_ed25519(signed, reference)
         found = self._verified(signed.signature, reference)
         if found.digests.get(MANIFEST_FILE) != _sha256(signed.text) or found.fingerprint != signed.key:
             raise Damaged(f"the manifest of {reference} was changed after it was signed")
@@ -82,8 +67,6 @@ class VersionSignatures:
 
     def key_of(self, signed: SignedManifest) -> SigningKey:
         """Return the public key that verifies the export of a version as files."""
-        if signed.format is SignatureFormat.ED25519:
-            return self.newest_key()
         found = self._find(signed.key)
         if found is None:
             raise Damaged(f"the key {signed.key} is not a key of this platform")
@@ -102,19 +85,6 @@ class VersionSignatures:
             keys = map(SigningKey.from_der, self._keys.ecdsa_keys())
             self._known = {key.fingerprint: key for key in keys}
         return self._known.get(fingerprint)
-
-    def _verify_ed25519(self, signed: SignedManifest, reference: str) -> ModelManifest:
-        public_key = self._keys.public_key()
-        if signed.key != key_id(public_key):
-            raise Damaged(
-                f"{reference} was signed by the key {signed.key}, which is not the key of this platform"
-            )
-        try:
-            signature, message = bytes.fromhex(signed.signature), ED25519_DOMAIN + signed.text.encode()
-            Ed25519PublicKey.from_public_bytes(public_key).verify(signature, message)
-        except (InvalidSignature, ValueError):
-            raise Damaged(f"the manifest of {reference} was changed after it was signed") from None
-        return ModelManifest.model_validate_json(signed.text)
 
 
 def _digests(manifest: ModelManifest, text: str) -> dict[str, str]:

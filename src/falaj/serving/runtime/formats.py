@@ -1,34 +1,25 @@
-"""The formats of models that can be served, and which extra has what each of them needs."""
+"""The formats of models that can be served, and the optional package that each of them needs."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from importlib.util import find_spec
 
-from falaj.errors import Fault, Unavailable
+from falaj.errors import Fault
+from falaj.extras import missing_package
 from falaj.records.registry import FileFormat, ModelVersion, TensorSpec
 from falaj.records.serving.tensors import Datatype, Tensor
 
-EXTRAS: Mapping[FileFormat, str] = {
-    FileFormat.ONNX: "serve",
+PACKAGES: Mapping[FileFormat, str | None] = {
+    FileFormat.ONNX: None,
     FileFormat.TORCH_EXPORT: "torch",
-    FileFormat.XGBOOST: "trees",
-    FileFormat.LIGHTGBM: "trees",
-    FileFormat.LITERT: "litert",
-    FileFormat.PYTHON: "serve",
-    FileFormat.ENSEMBLE: "serve",
+    FileFormat.XGBOOST: "xgboost",
+    FileFormat.LIGHTGBM: "lightgbm",
+    FileFormat.LITERT: "ai_edge_litert",
+    FileFormat.PYTHON: None,
+    FileFormat.ENSEMBLE: None,
 }
-"""The extra of `pip install 'falaj[…]'` for each format that is served."""
-
-PACKAGES: Mapping[FileFormat, tuple[str, ...]] = {
-    FileFormat.ONNX: ("onnxruntime",),
-    FileFormat.TORCH_EXPORT: ("torch",),
-    FileFormat.XGBOOST: ("xgboost",),
-    FileFormat.LIGHTGBM: ("lightgbm",),
-    FileFormat.LITERT: ("ai_edge_litert",),
-    FileFormat.PYTHON: ("numpy",),
-    FileFormat.ENSEMBLE: ("numpy",),
-}
+"""The optional package of each format that is served."""
 
 FIXES: Mapping[FileFormat, str] = {
     FileFormat.CATBOOST: "convert it: fj.export_onnx(model, …), or save_model(path, format='onnx') of CatBoost",
@@ -59,8 +50,8 @@ DATATYPES: Mapping[str, Datatype] = {
 
 def format_fault(version: ModelVersion) -> Fault | None:
     """Return why a version cannot be served by its format, and the fix; None if it can."""
-    allowed = f"one model file of these formats: {', '.join(EXTRAS)}"
-    if version.format not in EXTRAS:
+    allowed = f"one model file of these formats: {', '.join(PACKAGES)}"
+    if version.format not in PACKAGES:
         fix = FIXES.get(version.format) or (
             f"optimize or export it first: falaj models optimize {version.reference}, or fj.export_onnx"
         )
@@ -79,11 +70,9 @@ def format_fault(version: ModelVersion) -> Fault | None:
 def require_installed(formats: Collection[FileFormat]) -> None:
     """Raise Unavailable, with the extra, if this installation lacks what a format needs."""
     for wanted in sorted(set(formats)):
-        missing = [name for name in PACKAGES[wanted] if find_spec(name) is None]
-        if missing:
-            raise Unavailable(
-                f"models of the format {wanted} need the package {missing[0]}: pip install 'falaj[{EXTRAS[wanted]}]'"
-            )
+        package = PACKAGES[wanted]
+        if package is not None and find_spec(package) is None:
+            raise missing_package(package, for_=f"a model of the format {wanted}")
 
 
 def declared_tensors(specs: tuple[TensorSpec, ...]) -> tuple[Tensor, ...]:

@@ -157,7 +157,7 @@ class TrainingStep:
 
         Of the optimizer's options only the learning rate is restored; the others are those of this step.
         """
-        missing = {"model", "optimizer", "scaler", "plan", "number", "pieces"} - state.keys()
+        missing = {"model", "buffers", "optimizer", "scaler", "plan", "number", "pieces"} - state.keys()
         if missing:
             fault = TrainingFault(
                 "state", f"without {', '.join(sorted(missing))}", "the result of state_dict()"
@@ -170,9 +170,7 @@ class TrainingStep:
         if self._engine is None or plan.graph:  # a captured graph keeps its addresses
             self._build(plan)
         engine = self._ready()
-        restore_buffers(
-            self._model, self._loss, state.get("buffers", {}), self._world.device
-        )  # older states have none
+        restore_buffers(self._model, self._loss, state["buffers"], self._world.device)
         put_into_optimizer(engine.step.optimizer, state["optimizer"])
         align_optimizer_state(engine.step.optimizer)
         if engine.step.scaler and state["scaler"]:

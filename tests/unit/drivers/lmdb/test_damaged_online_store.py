@@ -1,11 +1,10 @@
-"""Damage of the LMDB file: no value is lost or changed in silence; and a file of the earlier format."""
+"""Damage of the LMDB file: no value is lost or changed in silence."""
 
 from __future__ import annotations
 
 import os
 import random
 import shutil
-import struct
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -150,26 +149,6 @@ def checked(file: Path) -> str:
     except Damaged:
         return "damaged"
     return "sound"
-
-
-def test_a_file_of_the_earlier_format_is_taken_over(tmp_path: Path) -> None:
-    file, time = tmp_path / "online", struct.Struct("<q")
-
-    def write_old() -> str:
-        with lmdb.open(str(file), subdir=False) as environment, environment.begin(write=True) as transaction:
-            for key in KEYS:
-                transaction.put(f"{TRIPS}\0{key}".encode(), time.pack(5) + value(key))
-        return "done"
-
-    in_child(write_old)
-    store = LmdbOnlineStore(file)
-
-    assert store.read(TRIPS, [EntityKey(key.encode()) for key in KEYS]) == [value(key) for key in KEYS]
-    assert store.read(TRIPS, [EntityKey(b"unknown")]) == [None]
-    assert store.write(TRIPS, rows(KEYS[:1])) == 0  # its event is older
-    assert store.write(TRIPS, rows(["new"])) == 1
-    store.check()
-    store.close()
 
 
 def test_a_returned_write_is_flushed(tmp_path: Path) -> None:

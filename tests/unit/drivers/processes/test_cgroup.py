@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from falaj.drivers.processes.limits.cgroup import AttemptCgroup, CgroupLimits, CgroupParent, find_parent
-from polling import eventually
+from polling import PATIENCE_S, eventually
 
 ALL = frozenset({"memory", "pids", "cpu"})
 GIB = 1 << 30
@@ -163,7 +163,7 @@ def test_real_cgroup_moves_and_kills_processes(real: CgroupParent) -> None:
 
         group.remove()
 
-        assert process.wait(timeout=10) == -9
+        assert process.wait(timeout=PATIENCE_S) == -9
     eventually(lambda: not group.path.exists())
 
 
@@ -195,7 +195,7 @@ def test_real_memory_limit_kills_and_names_the_rank(real: CgroupParent) -> None:
     group = AttemptCgroup.named(real, f"test-{os.getpid()}-memory")
     group.make(share(memory_bytes=64 << 20), real.controllers)
 
-    done = subprocess.run([sys.executable, "-c", HOG, str(group.path / "rank-1")], timeout=60)
+    done = subprocess.run([sys.executable, "-c", HOG, str(group.path / "rank-1")], timeout=PATIENCE_S)
 
     assert done.returncode == -9
     assert group.oom_killed() == [1]
@@ -211,7 +211,7 @@ def test_real_limit_of_processes_refuses_more(real: CgroupParent) -> None:
     script = HOG.split("held")[0] + "import os\nfor _ in range(9): os.fork() or __import__('time').sleep(9)"
 
     command = [sys.executable, "-c", script, str(group.path / "rank-0")]
-    subprocess.run(command, timeout=60, stderr=subprocess.DEVNULL)
+    subprocess.run(command, timeout=PATIENCE_S, stderr=subprocess.DEVNULL)
 
     assert group.refused_tasks() > 0
     group.remove()

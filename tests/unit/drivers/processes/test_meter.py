@@ -16,6 +16,7 @@ from falaj.drivers.processes.metering import process_tree
 from falaj.drivers.processes.metering.energy import CpuEnergy, GpuEnergy
 from falaj.drivers.processes.metering.meter import ResourceMeter
 from falaj.ports.launcher import AttemptUsage, Launch
+from polling import PATIENCE_S
 from recorded_machines import ReplayedNvml, recording, unpack
 
 MIB = 2**20
@@ -46,7 +47,7 @@ print(json.dumps(asdict(meter.used())))
 def finished(code: str, *, before: str = "", group: Path | str = "") -> AttemptUsage:
     """Return what a meter measures in a process without other descendants, as in the supervisor."""
     words = [sys.executable, "-c", SHIM, before, code, str(group)]
-    done = subprocess.run(words, check=True, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(words, check=True, capture_output=True, text=True, timeout=PATIENCE_S)
     return AttemptUsage(**json.loads(done.stdout))
 
 

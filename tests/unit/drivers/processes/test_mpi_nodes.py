@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from falaj.drivers.processes.frameworks import mpi_nodes
-from polling import eventually
+from polling import PATIENCE_S, eventually
 
 PROGRAM = [sys.executable, "-I", mpi_nodes.__file__]
 MPIEXEC = [sys.executable, "-c", "import subprocess, sys; sys.exit(subprocess.run(sys.argv[1:]).returncode)"]
@@ -53,7 +53,7 @@ class Node:
 
 def attempted(address: str) -> socket.socket | None:
     with suppress(OSError):
-        return socket.create_connection((address, PORT), 10)
+        return socket.create_connection((address, PORT), PATIENCE_S)
     return None
 
 
@@ -68,9 +68,9 @@ def node(tmp_path: Path) -> Iterator[Node]:
 def test_output_and_exit_code_come_back(node: Node) -> None:
     called = node.run('"/bin/echo"', "one two;", "exit", "7")
 
-    assert called.communicate(timeout=60)[0] == "one two\n"
+    assert called.communicate(timeout=PATIENCE_S)[0] == "one two\n"
     assert called.returncode == 7
-    assert node.process.wait(60) == 0  # the first node judges
+    assert node.process.wait(PATIENCE_S) == 0  # the first node judges
 
 
 def test_who_does_not_know_the_secret_starts_nothing(node: Node) -> None:
@@ -80,11 +80,11 @@ def test_who_does_not_know_the_secret_starts_nothing(node: Node) -> None:
         with suppress(ConnectionResetError):
             assert len(stranger.recv(1000, socket.MSG_WAITALL)) == mpi_nodes.NONCE_BYTES
     guess = node.run("touch", "guessed", secret="theirs")
-    guess.communicate(timeout=60)
+    guess.communicate(timeout=PATIENCE_S)
 
     called = node.run("touch", "made")
 
-    called.communicate(timeout=60)
+    called.communicate(timeout=PATIENCE_S)
     assert called.returncode == 0
     assert sorted(path.name for path in node.folder.iterdir()) == ["made"]
 
@@ -94,9 +94,9 @@ def test_a_command_ends_with_its_connection(node: Node) -> None:
     eventually(lambda: (node.folder / "began").exists())
 
     os.killpg(called.pid, signal.SIGKILL)
-    called.communicate(timeout=60)
+    called.communicate(timeout=PATIENCE_S)
 
-    assert node.process.wait(60) == 0
+    assert node.process.wait(PATIENCE_S) == 0
 
 
 def test_a_node_that_is_lost_ends_mpiexec(node: Node) -> None:
@@ -105,7 +105,7 @@ def test_a_node_that_is_lost_ends_mpiexec(node: Node) -> None:
 
     node.process.kill()
 
-    assert "lost" in waiting.communicate(timeout=60)[1]
+    assert "lost" in waiting.communicate(timeout=PATIENCE_S)[1]
     assert waiting.returncode == -signal.SIGTERM
 
 

@@ -17,7 +17,9 @@ from falaj.drivers.processes.metering.process_tree import MemoryUse, descendants
 MIB = 1 << 20
 PRIVATE = "held = bytearray(50 << 20)"
 SHARED = "import mmap; held = mmap.mmap(-1, 50 << 20); held.write(bytes(50 << 20))"
-MEMFD = "import os; held = os.memfd_create('held'); os.write(held, bytes(50 << 20))"
+MEMFD = (
+    "import ctypes, os; held = ctypes.CDLL(None).memfd_create(b'held', 0); os.write(held, bytes(50 << 20))"
+)
 MEMFD_MAPPED = f"{MEMFD}; import mmap; seen = mmap.mmap(held, 0); seen.write(bytes(50 << 20))"
 FILE = """import mmap, sys
 with open(sys.argv[1], "rb") as file:

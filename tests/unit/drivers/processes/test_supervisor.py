@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from falaj.drivers.processes.attempt_folder import AttemptFolder, create_marker, write_json
+from falaj.drivers.processes.attempt_folder import AttemptFolder, create_marker
 from falaj.drivers.processes.attempt_spec import AttemptSpec, SandboxSpec
 from falaj.drivers.processes.launcher import ProcessLauncher
 from falaj.drivers.processes.sandbox_init.init import Gang
@@ -18,7 +18,7 @@ from falaj.drivers.processes.supervisor.attempt_log import AttemptLog
 from falaj.drivers.processes.supervisor.init_plan import plan_ranks, shared_environment
 from falaj.drivers.processes.supervisor.termination import TEARDOWN_DELAY_S, Termination
 from falaj.drivers.sandbox.bubblewrap import view
-from falaj.ports.launcher import AttemptUsage, Launch
+from falaj.ports.launcher import Launch
 from falaj.ports.machine.boot import boot_identity
 from falaj.ports.sandbox import MachineFacts, UserCode
 
@@ -163,17 +163,3 @@ def test_devices_are_shown_over_the_sandboxs_own_dev() -> None:
     words = " ".join(view(code))
 
     assert words.index("--dev /dev ") < words.index("--dev-bind /dev/full /dev/full")
-
-
-def test_ended_file_of_an_earlier_version_is_read(tmp_path: Path) -> None:
-    launcher = ProcessLauncher(
-        tmp_path, sandbox=lambda: SandboxSpec("same-uid", MachineFacts(False, "python"))
-    )
-    folder = AttemptFolder(tmp_path / "job_1%2F1")
-    folder.path.mkdir()
-    ended = {"exit_code": 0, "signal": None, "reason": None, "started_at": 1.0, "ended_at": 2.0}
-    write_json(folder.ended, ended)
-
-    state = launcher.state("job_1/1")
-
-    assert (state.phase, state.exit_code, state.used) == ("ended", 0, AttemptUsage())

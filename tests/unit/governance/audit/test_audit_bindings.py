@@ -39,7 +39,7 @@ def signed(platform: OwnPlatform) -> OwnPlatform:
     return platform
 
 
-def forge(platform: OwnPlatform, mac: bytes | None = None, **changes: Any) -> int:
+def forge(platform: OwnPlatform, mac: bytes = bytes(32), **changes: Any) -> int:
     """Append an entry as who has the database can: with its leaf hash, and size and tree that fit; its number."""
     entries = platform.entries()
     seq = len(entries)
@@ -74,35 +74,10 @@ def forge_with_the_mac_of_another(platform: OwnPlatform) -> int:
     return forge(platform, mac=bytes(platform.rows(audit_entries)[-1]["mac"]))
 
 
-def forge_after_removing_the_statement(platform: OwnPlatform) -> int:
-    platform.sql("UPDATE governance_audit_state SET statements = NULL")
-    return forge(platform)
-
-
-def forge_after_moving_the_statement(platform: OwnPlatform) -> int:
-    seq = forge(platform, begins=["macs"])
-    platform.sql("UPDATE governance_audit_state SET statements = :said", {"said": f'{{"macs_from":{seq}}}'})
-    return seq
-
-
-def remove_all_macs(platform: OwnPlatform) -> None:
-    platform.sql("UPDATE governance_audit_entries SET mac = NULL")
-    platform.sql("UPDATE governance_audit_state SET statements = NULL")
-
-
-def remove_all_macs_and_the_statement_itself(platform: OwnPlatform) -> None:
-    remove_all_macs(platform)
-    first = {name: value for name, value in platform.entries()[0].items() if name != "begins"}
-    change = {"entry": canonical(first).decode()}
-    platform.sql("UPDATE governance_audit_entries SET entry = :entry WHERE seq = 0", change)
-
-
 FORGERIES: list[Callable[[OwnPlatform], int]] = [
     forge,
     edit_unsigned,
     forge_with_the_mac_of_another,
-    forge_after_removing_the_statement,
-    forge_after_moving_the_statement,
 ]
 
 
@@ -120,23 +95,6 @@ def test_a_forged_entry_is_not_signed_and_is_named(
         assert not check.ok
         assert any(problem.startswith(f"Entry {seq} was not written by Falaj") for problem in check.problems)
     assert signed.count(audit_heads) == heads
-
-
-@pytest.mark.parametrize("forgets", [False, True], ids=["remembered", "forgotten"])
-@pytest.mark.parametrize("removal", [remove_all_macs, remove_all_macs_and_the_statement_itself])
-def test_that_macs_never_began_cannot_be_claimed(
-    signed: OwnPlatform, removal: Callable[[OwnPlatform], None], forgets: bool
-) -> None:
-    removal(signed)
-    forge(signed)
-    if forgets:
-        forget(signed)
-
-    again = signed.again()
-
-    with pytest.raises(Tampered):
-        again.parts.audit.sign_head()
-    assert not again.verify_audit().ok
 
 
 def test_the_entries_around_a_forged_one_are_not_accused(signed: OwnPlatform) -> None:

@@ -46,6 +46,7 @@ def rewrite(platform: OwnPlatform, entries: list[Json], *, state: bool = False) 
             "workspace": entry["workspace"],
             "leaf": leaf_hash(canonical(entry)),
             "entry": canonical(entry).decode(),
+            "mac": bytes(32),
         }
         for entry in entries
     ]

@@ -27,6 +27,7 @@ from falaj.governance.audit.verify import (
     main,
 )
 from platforms import OwnPlatform
+from polling import PATIENCE_S
 
 Json = dict[str, Any]
 
@@ -767,7 +768,9 @@ def folder(tmp_path: Path) -> Path:
 def test_the_file_works_alone(folder: Path, without_packages: list[str]) -> None:
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-I", *without_packages, "verify.py", *arguments, "--public-key", "key"]
-        return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=30)
+        return subprocess.run(
+            command, cwd=folder, capture_output=True, text=True, check=False, timeout=PATIENCE_S
+        )
 
     sound = run("log.jsonl", "--witness", "witness.jsonl")
     damaged = run("damaged.jsonl", "--witness", "witness.jsonl", "--json")

@@ -179,7 +179,6 @@ def of_batches(found: list[RunEvent]) -> list[RunEvent]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_a_batch_prediction_starts_with_its_inputs_and_ends_with_its_blob(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from falaj.assembly.services import change_marks
-from falaj.errors import FalajError, InvalidInput, NotFound, Unauthenticated
+from falaj.errors import InvalidInput, NotFound, Unauthenticated, Unavailable
 from falaj.governance.events import feed, store
 from falaj.governance.events.feed import EventFeed
 from falaj.governance.operations.caller import Caller, acting_as
@@ -142,23 +142,38 @@ def test_many_watchers_cost_one_reader_that_rests_without_them(
     eventually(lambda: not readers[0].is_alive())
 
 
+@pytest.mark.parametrize("is_missed", [False, True], ids=["told by the reader", "read by the watcher"])
 def test_a_database_that_is_away_for_a_moment_ends_no_stream(
-    light_platform: OwnPlatform, monkeypatch: pytest.MonkeyPatch
+    light_platform: OwnPlatform, monkeypatch: pytest.MonkeyPatch, is_missed: bool
 ) -> None:
+    if is_missed:
+        monkeypatch.setattr(feed, "KEPT", 1)
+        light_platform.events._feed = EventFeed(light_platform.events.gate.database, poll_s=0.01)
     stream = light_platform.events.watch()
     next(stream)
-    plain, failures = store.list_all, iter([1, 1])
+    eventually(lambda: light_platform.events._feed._newest)  # the reader has begun, before the events
+    others = light_platform.events.watch()
+    next(others)
+    names = ["first", "second", "third"]
+    for name in names:
+        light_platform.secrets.set(name, "x")
+        assert next_event(others).name == name  # the reader has told it
+    plain, failures = store.list_all, Counter[bool]()
 
     def failing(*args: object, **options: object) -> object:
-        if next(failures, None):
-            raise FalajError("busy")
+        by_reader = threading.current_thread().name == "event-feed"
+        failures[by_reader] += 1
+        if failures[by_reader] <= 2:
+            raise Unavailable("busy")
         return plain(*args, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(store, "list_all", failing)
-    light_platform.secrets.set("pin", "x")
+    light_platform.secrets.set("last", "x")
 
-    assert next_event(stream).name == "pin"
+    assert [next_event(stream).name for _ in range(4)] == [*names, "last"]
+    assert (failures[False] > 2) == is_missed
     stream.close()
+    others.close()
 
 
 # ---------------------------------------------------------------------------------- followed objects

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from falaj.drivers import sql
 from falaj.errors import Conflict, Denied, FalajError, InvalidInput, NotFound
 from falaj.governance import objects
 from falaj.governance.operations.caller import acting_as
@@ -405,20 +402,3 @@ def test_a_removed_workspace_is_still_shown_by_its_name(services: SchedulingServ
 
     assert removed.before is not None
     assert removed.before.workspaces == ("risk",)
-
-
-def test_a_platform_from_before_queues_gets_its_default_one(services: SchedulingServices) -> None:
-    migration = next((Path(sql.__file__).parent / "migrations" / "versions").glob("0010_*.py"))
-    spec = importlib.util.spec_from_file_location("queues_migration", migration)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    services.platform.sql("DELETE FROM governance_objects WHERE kind = 'queue'")
-    with services.platform.database.read() as tx:
-        without = services.accounts.queues(tx, now=services.clock())
-
-    services.platform.sql(module._ADD_DEFAULT)
-
-    assert without == (Queue(name="default"),)
-    assert services.queues.show("default").settings == QueueSettings(name="default")

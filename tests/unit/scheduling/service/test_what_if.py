@@ -33,7 +33,7 @@ from falaj.scheduling.simulator import history as past_module
 from falaj.scheduling.simulator import replay_process, what_if
 from falaj.scheduling.simulator.history import past_jobs
 from falaj.scheduling.tables import comparisons
-from polling import eventually
+from polling import PATIENCE_S, eventually
 
 if TYPE_CHECKING:
     from conftest import SchedulingServices
@@ -300,7 +300,7 @@ def test_a_killed_replay_process_is_reported_as_killed(light_services: Schedulin
     killed = threading.Event()
 
     def past() -> Iterator[PastAttempt]:
-        killed.wait(30)
+        killed.wait(PATIENCE_S)
         yield from light_services.queues.history(since=question.since, until=question.until)
 
     running = replay_process.ReplayProcess(question, past())
@@ -308,6 +308,6 @@ def test_a_killed_replay_process_is_reported_as_killed(light_services: Schedulin
     killed.set()
 
     with pytest.raises(Internal, match="SIGKILL; it may have run out of memory"):
-        eventually(running.look, within=30)
+        eventually(running.look)
     running.stop()
     running.stop()

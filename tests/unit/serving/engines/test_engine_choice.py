@@ -12,7 +12,7 @@ from falaj.records.serving.endpoints import ServedFile
 from falaj.records.serving.settings import ServingSettings
 from falaj.serving.runtime import formats
 from falaj.serving.runtime.engines.choice import MODULES, find_opener
-from falaj.serving.runtime.formats import EXTRAS, PACKAGES, require_installed
+from falaj.serving.runtime.formats import PACKAGES, require_installed
 from falaj.serving.runtime.loading import open_model
 
 
@@ -22,6 +22,7 @@ from falaj.serving.runtime.loading import open_model
         (FileFormat.LIGHTGBM, "lightgbm", "trees"),
         (FileFormat.XGBOOST, "xgboost", "trees"),
         (FileFormat.LITERT, "ai_edge_litert", "litert"),
+        (FileFormat.TORCH_EXPORT, "torch", "torch"),
     ],
 )
 def test_a_missing_framework_names_the_extra(
@@ -33,16 +34,18 @@ def test_a_missing_framework_names_the_extra(
     monkeypatch.delitem(sys.modules, f"falaj.serving.runtime.engines.{MODULES[kind]}", raising=False)
     monkeypatch.setattr(formats, "find_spec", lambda name: None if name == package else name)
 
-    with pytest.raises(Unavailable, match=rf"m@1 .* no package {package}.*: pip install 'falaj\[{extra}\]'"):
+    with pytest.raises(
+        Unavailable, match=rf"m@1, .*needs the package {package}: pip install 'falaj\[{extra}\]'"
+    ):
         find_opener(ServedFile(model="m", version="1", format=kind))
-    with pytest.raises(Unavailable, match=rf"need the package {package}: pip install 'falaj\[{extra}\]'"):
+    with pytest.raises(Unavailable, match=rf"needs the package {package}: pip install 'falaj\[{extra}\]'"):
         require_installed([FileFormat.ONNX, kind])
 
 
-def test_every_served_format_has_an_extra_a_package_and_an_engine() -> None:
+def test_every_served_format_has_an_engine() -> None:
     apart = {FileFormat.ONNX, FileFormat.ENSEMBLE}  # sessions in the server, and engines of other formats
 
-    assert set(EXTRAS) == set(PACKAGES) == {*apart, *MODULES}
+    assert set(PACKAGES) == {*apart, *MODULES}
 
 
 def test_an_ensemble_is_not_opened_from_a_file_alone() -> None:

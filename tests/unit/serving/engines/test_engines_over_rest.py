@@ -27,7 +27,7 @@ from framework_models import (
 from model_files import xgboost_ubj
 from model_servers import serving_platform
 from platforms import OwnPlatform, make_platform
-from polling import eventually
+from polling import PATIENCE_S, eventually
 
 PYTHON = b"""
 import json
@@ -65,10 +65,10 @@ def ask(platform: OwnPlatform) -> Callable[[str], dict[str, Any]]:
             input_name = "input" if name == "torch" else "features"
             tensor = {"name": input_name, "shape": [3, 4], "datatype": "FP32", "data": GIVEN.ravel().tolist()}
             headers = {"Authorization": f"Bearer {token}"}
-            found = httpx.post(url, json={"inputs": [tensor]}, headers=headers, timeout=20)
+            found = httpx.post(url, json={"inputs": [tensor]}, headers=headers, timeout=PATIENCE_S)
             return found if found.status_code == 200 else None
 
-        found = eventually(answer, within=90)
+        found = eventually(answer)
         return {each["name"]: np.reshape(each["data"], each["shape"]) for each in found.json()["outputs"]}
 
     return infer
@@ -128,5 +128,5 @@ def test_a_damaged_model_is_a_problem_of_its_route(platform: OwnPlatform) -> Non
 
     platform.endpoints.deploy("cut", model="cut@1")
 
-    problem = eventually(lambda: platform.endpoints.show("cut").routes[0].problem, within=30)
+    problem = eventually(lambda: platform.endpoints.show("cut").routes[0].problem)
     assert "cut@1 is not an XGBoost model that can be opened" in problem

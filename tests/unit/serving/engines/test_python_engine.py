@@ -6,9 +6,8 @@ import json
 import os
 import socket
 import threading
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -27,6 +26,7 @@ from falaj.serving.runtime.engine import ModelEngine
 from falaj.serving.runtime.engines.opened import ModelContents
 from falaj.serving.runtime.loading import open_model
 from model_servers import RawClient, constant, deployment, request, serving
+from polling import eventually, let_pass
 
 X = Tensor(name="x", datatype=Datatype.FP32, shape=(-1, 2))
 Y = Tensor(name="y", datatype=Datatype.FP32, shape=(-1,))
@@ -207,12 +207,12 @@ def test_one_that_fails_on_a_request_says_why_and_goes_on(body: str, kind: Any, 
 
 def answered(engine: ModelEngine, inputs: list[Any]) -> Any:
     """Return the answer, after the process was started again if it has ended."""
-    for _ in range(50):
-        try:
+
+    def answer() -> Any:
+        with suppress(Unavailable):
             return engine.run(inputs)[0].tolist()
-        except Unavailable:
-            time.sleep(0.1)
-    raise AssertionError("it does not come back")
+
+    return eventually(answer)
 
 
 def test_one_that_ends_its_process_is_started_again() -> None:
@@ -320,7 +320,7 @@ def test_the_server_and_other_models_stay_up_beside_one_that_misbehaves(
         answers = []
         while asking.is_alive():
             answers.append(ask(good, "m", 1))
-            time.sleep(0.01)
+            let_pass(0.01)
         asking.join()
 
         assert set(answers) == {200}

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
@@ -36,7 +35,7 @@ from falaj.serving.runtime.engines.opened import probed
 from falaj.serving.runtime.engines.triton import open_remote
 from model_servers import TOKEN, constant, deployment, serving, serving_platform, tabular
 from platforms import make_platform
-from polling import eventually
+from polling import PATIENCE_S, eventually, let_pass
 
 FILE = ServedFile(model="m", version="1")
 
@@ -44,7 +43,7 @@ FILE = ServedFile(model="m", version="1")
 @contextmanager
 def asking(url: str, *, token: str = TOKEN, **options: Any) -> Iterator[Any]:
     """Yield what sends requests to a server with a token."""
-    within_s, limit_bytes = options.pop("within_s", 5), options.pop("limit_bytes", 2**20)
+    within_s, limit_bytes = options.pop("within_s", PATIENCE_S), options.pop("limit_bytes", 2**20)
     egress = HttpEgress(["127.0.0.0/8"])
     client = egress.connect(url, headers={"Authorization": f"Bearer {token}"}, **options)
     try:
@@ -138,7 +137,7 @@ def test_a_server_that_drips_is_left_at_the_deadline() -> None:
             client.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n")
             while True:
                 client.sendall(b"x")
-                time.sleep(0.02)
+                let_pass(0.02)
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=lambda: drip(listener.accept()[0]))
@@ -148,7 +147,7 @@ def test_a_server_that_drips_is_left_at_the_deadline() -> None:
             pytest.raises(Unavailable, match=r"127.0.0.1:\d+ did not answer within 0.4 s"),
         ):
             open_remote(FILE, ask)
-        thread.join(10)
+        thread.join(PATIENCE_S)
 
     assert not thread.is_alive()
 
@@ -276,7 +275,7 @@ def test_an_endpoint_forwards_to_the_server_of_the_configuration(
             def places() -> set[str]:
                 return {each.place for each in made.endpoints.show("sevens").measured}
 
-            eventually(lambda: places() == {"threads"}, within=30)
+            eventually(lambda: places() == {"threads"})
             tensor = {"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1, 2]}
             answer = httpx.post(
                 f"{made.endpoints.show('sevens').url}/infer",
@@ -310,7 +309,7 @@ def test_a_token_is_in_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         ) as made:
             with pytest.raises(Unavailable) as repeated:
                 RemoteEngines(made.parts.config, made.parts.gate.zones).load(FILE)
-            thread.join(10)
+            thread.join(PATIENCE_S)
             token_file.write_text("two\nlines of very-secret")
             with pytest.raises(ConfigInvalid) as no_header:
                 RemoteEngines(made.parts.config, made.parts.gate.zones).load(FILE)

@@ -18,6 +18,7 @@ from falaj.apps.cli.names import completion_of
 from falaj.apps.cli.output.job_progress import print_log
 from falaj.apps.cli.output.results import show
 from falaj.apps.cli.output.values import printable
+from falaj.apps.cli.output.work_progress import require_controller
 from falaj.apps.cli.session import Session
 from falaj.control.pipelines.students import words_of_job
 from falaj.control.services import all_operations
@@ -178,6 +179,7 @@ def _jobs_of(platform: Platform, work: WorkflowRun) -> Iterator[str]:
             seen.add(found[1])
             yield found[1]
         time.sleep(POLL_S)
+        require_controller(platform)
         work = platform.workflows.show(work.id)
 
 

@@ -17,6 +17,7 @@ from falaj.apps.cli.output.messages import Given, Message, command_with, print_m
 from falaj.apps.cli.output.prompts import confirm
 from falaj.apps.cli.output.tables import show_fields, show_rows
 from falaj.apps.cli.output.values import format_value, plural, printable
+from falaj.apps.cli.output.work_progress import require_controller
 from falaj.apps.cli.session import Session
 from falaj.errors import InvalidInput, NotFound, Unavailable
 from falaj.records.durations import RULE, read_duration
@@ -176,6 +177,7 @@ def _wait_until_empty(
                 f"falaj nodes drain {name}"
             )
         time.sleep(POLL_S)
+        require_controller(platform)
 
 
 def _print_all(machines: Sequence[Machine]) -> None:

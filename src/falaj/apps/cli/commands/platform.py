@@ -46,14 +46,14 @@ def start(
 
 
 def show_status(session: Session) -> int:
-    """Show whether a platform runs on the home, and where; exit 1 if none does."""
+    """Show whether a platform runs on the home, and where; exit 1 if none does, or a process keeps failing."""
     _require_home(session)
     found = status(session.home)
     if session.json or found.running:
         show(found, as_json=session.json)
     else:
         print_message(session, Message(f"no platform runs on {found.home}", (("next", "up"),)))
-    return 0 if found.running else FAILED
+    return 0 if found.running and not found.failing else FAILED
 
 
 def stop(session: Session) -> None:

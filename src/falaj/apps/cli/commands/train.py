@@ -22,6 +22,7 @@ from falaj.apps.cli.output.results import show
 from falaj.apps.cli.output.values import format_elapsed, format_metrics, plural, printable
 from falaj.apps.cli.session import Session
 from falaj.errors import FalajError, Fault
+from falaj.extras import extra_of, how_to_install
 from falaj.records.training.jobs import Job, JobSpec, JobState
 from falaj.sdk.job_fields import SYNONYMS
 from falaj.sdk.job_request import JobRequest, Location, parse_job_request
@@ -239,10 +240,12 @@ def _fix_of_code(job: Job) -> str | None:
     """Return the fix of a failure that the same code would have again; none where a retry may help."""
     reason = job.reason or ""
     if (module := MISSING_MODULE.search(reason)) is not None:
-        where = f"the environment {job.spec.environment}" if job.spec.environment else "the platform's Python"
+        own = job.spec.environment is None
+        where = "the platform's Python" if own else f"the environment {job.spec.environment}"
+        command = f"{how_to_install(module[1])}, or " if own and extra_of(module[1]) else ""
         return (
-            f"{printable(module[1])} is not installed in {where}: install it in a virtualenv, name that in falaj.toml "
-            "under [jobs.environments], and give its name to falaj train with --environment"
+            f"{printable(module[1])} is not installed in {where}: {command}install it in a virtualenv, name "
+            "that in falaj.toml under [jobs.environments], and give its name to falaj train with --environment"
         )
     if CODE_ERROR.search(reason):
         return "correct the code, and submit it again with falaj train; a retry runs the code as it was"

@@ -41,7 +41,7 @@ def format_value(value: Any, name: str = "") -> str:
     if isinstance(value, BaseModel):
         return str(getattr(value, "name", "") or to_json(value).decode())
     if isinstance(value, dict):
-        return to_json(value).decode()
+        return to_json(value).decode() if value else "-"
     return printable(str(value))
 
 

@@ -9,10 +9,11 @@ from contextlib import contextmanager
 
 from falaj.apps.cli.output.values import printable
 from falaj.apps.cli.session import Session
-from falaj.errors import Conflict, Interrupted, Unavailable
+from falaj.errors import Conflict, Interrupted, ProcessFailed, Unavailable
 from falaj.records.control.workflows import WorkflowRun, WorkflowState
 from falaj.sdk.platform import Platform
 
+CONTROLLER = "controller"
 LINE_EVERY_S = 10.0
 PATIENCE_S = 60.0
 
@@ -34,6 +35,12 @@ def follow_work(
     if ended.state is not WorkflowState.DONE:
         raise Conflict(f"{what} {work.id} {ended.state}: {ended.error}")
     return ended
+
+
+def require_controller(platform: Platform) -> None:
+    """Raise ProcessFailed if the controller keeps failing; streams of changes do so by themselves."""
+    if (sentence := platform.platform.status().failing.get(CONTROLLER)) is not None:
+        raise ProcessFailed(sentence)
 
 
 def _watch(platform: Platform, work: WorkflowRun, report: Report) -> WorkflowRun:

@@ -147,9 +147,14 @@ def _service(records: OverviewRecords, key: str, title: str, noun: str) -> Box:
 
 def _orchestration(records: OverviewRecords) -> tuple[Box, ...]:
     controller = records.platform.controller if records.platform else None
+    fails = records.platform is not None and "controller" in records.platform.failing
     borrowed = sum(each.borrowed.gpus > 0 or each.borrowed.cpus > 0 for each in records.queues)
     return (
-        Box("Controller", GOOD if controller else BAD, "acts" if controller else "none acts"),
+        Box(
+            "Controller",
+            GOOD if controller and not fails else BAD,
+            "keeps failing" if fails else "acts" if controller else "none acts",
+        ),
         Box(
             "Queues",
             GOOD,

@@ -268,7 +268,7 @@ def main(arguments: Sequence[str]) -> None:
         ).run()
     finally:
         platform.close()
-    os._exit(0)  # everything is stored; skips noisy teardown warnings of datasketches
+    os._exit(0)  # everything is stored; the teardown of the interpreter would only take time
 
 
 if __name__ == "__main__":

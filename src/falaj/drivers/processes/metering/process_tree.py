@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from falaj.drivers.memory_file import create_memory_file
+
 TICKS = os.sysconf("SC_CLK_TCK")
 PAGE = os.sysconf("SC_PAGE_SIZE")
 BLOCK_BYTES = 512
@@ -149,7 +151,7 @@ def memory_devices() -> frozenset[int]:
     """Return the devices of memfd and of the machine's /dev/shm."""
     found = {device_of("/dev/shm")}  # noqa: S108 - the folder of shared memory
     with contextlib.suppress(OSError, AttributeError):
-        memory = os.memfd_create("device")
+        memory = create_memory_file("device")
         found.add(os.fstat(memory).st_dev)
         os.close(memory)
     return frozenset(device for device in found if device is not None)

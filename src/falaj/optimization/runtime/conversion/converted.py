@@ -18,7 +18,8 @@ FEATURES = "features"
 FEATURE_NAMES = "falaj.features"
 """Metadata key of an ONNX file for its column names, a JSON list."""
 ALLOWED = (
-    "a torch module or exported program, a scikit-learn classifier or regressor, an XGBoost or CatBoost model"
+    "a torch module or exported program, a scikit-learn classifier or regressor, an XGBoost or CatBoost model, "
+    "an ONNX model"
 )
 
 
@@ -34,14 +35,15 @@ class ConvertedModel:
 
 
 def framework_of(model: Any) -> str:
-    """Return `torch`, `xgboost`, `catboost` or `sklearn` without importing any of them."""
+    """Return `torch`, `xgboost`, `catboost`, `sklearn` or `onnx` without importing any of them."""
     owners = [cls.__module__.partition(".")[0] for cls in type(model).__mro__]
     for kind in (
         "torch",
         "xgboost",
         "catboost",
         "sklearn",
-    ):  # XGBoost estimators are scikit-learn estimators too
+        "onnx",
+    ):  # XGBoost's are scikit-learn estimators too
         if kind in owners:
             return kind
     raise InvalidInput.at("model", given=type(model).__name__, allowed=ALLOWED)

@@ -11,6 +11,7 @@ from falaj.optimization.runtime.recipes.recipe_input import (
     VariantFile,
     optimize_graph,
 )
+from falaj.optimization.runtime.recipes.tree_pruning import prune_trees
 from falaj.records.optimization import Recipe
 
 LEARNING: frozenset[Recipe] = frozenset({"int8-static", "prune-structured", "prune-unstructured", "distill"})
@@ -30,12 +31,16 @@ def _fuse(given: RecipeInput) -> VariantFile:
 
 
 def _prune_structured(given: RecipeInput) -> VariantFile:
+    if not given.is_torch_export:
+        return prune_trees(given)
     from falaj.optimization.runtime.recipes import pruning
 
-    return pruning.prune_structured(given)
+    return pruning.prune_channels(given)
 
 
 def _prune_unstructured(given: RecipeInput) -> VariantFile:
+    if not given.is_torch_export:
+        raise RecipeNotApplicable("fine-tuning needs the torch export (.pt2) of the model; register that")
     from falaj.optimization.runtime.recipes import pruning
 
     return pruning.prune_unstructured(given)

@@ -14,15 +14,9 @@ from torch import nn
 
 from falaj.optimization.progress import VariantProgress
 from falaj.optimization.runtime.conversion.converted import Array
-from falaj.optimization.runtime.recipes.fine_tuning import (
-    BATCH,
-    MARGIN,
-    TrainingRows,
-    distillation_loss,
-    torch_predict,
-    training_rows,
-)
+from falaj.optimization.runtime.recipes.fine_tuning import BATCH, distillation_loss, torch_predict
 from falaj.optimization.runtime.recipes.recipe_input import RecipeInput, RecipeNotApplicable
+from falaj.optimization.runtime.recipes.training_rows import MARGIN, TrainingRows, training_rows
 
 WIDTHS = (16, 32, 64)
 """Widths of students; the smallest that is within the budget is kept."""

@@ -34,7 +34,7 @@ def convert_to_litert(given: RecipeInput) -> VariantFile:
     missing = [name for name in (CONVERTER, INTERPRETER) if find_spec(name) is None]
     if missing:
         raise RecipeNotApplicable(f"not installed: {' and '.join(missing)}; {FIX}")
-    if given.original.path is None or given.original.path.suffix != ".pt2":
+    if not given.is_torch_export:
         raise RecipeNotApplicable("LiteRT is made of torch exports (.pt2); the model has another format")
     single = _convert(given)
     batched = with_any_rows(single)

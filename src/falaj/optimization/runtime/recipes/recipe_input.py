@@ -60,6 +60,11 @@ class RecipeInput:
         return self.original.content or self.export(self.original.source)
 
     @property
+    def is_torch_export(self) -> bool:
+        """Whether the original is a network in torch's own format, which can be trained further."""
+        return self.original.path is not None and self.original.path.suffix == ".pt2"
+
+    @property
     def rows(self) -> EvaluationRows:
         """The rows to learn from."""
         if self.fitting is None or len(self.fitting) == 0:

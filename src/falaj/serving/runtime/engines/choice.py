@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib import import_module
 
-from falaj.errors import InvalidInput, Unavailable
+from falaj.errors import InvalidInput
+from falaj.extras import requiring_packages
 from falaj.records.registry import FileFormat
 from falaj.records.serving.endpoints import ServedFile
 from falaj.serving.runtime.engines.opened import ModelContents, OpenedModel
-from falaj.serving.runtime.formats import EXTRAS
 
 MODULES = {
     FileFormat.TORCH_EXPORT: "torch_export",
@@ -25,25 +25,19 @@ Opener = Callable[[ServedFile, ModelContents], OpenedModel]
 
 def find_opener(file: ServedFile) -> Opener:
     """Import the engine of a file, and with it the framework. Raise Unavailable if that is not installed."""
-    name, extra = _engine(file)
-    try:
-        module = import_module(f"falaj.serving.runtime.engines.{name}")
-    except ModuleNotFoundError as error:
-        raise Unavailable(
-            f"{file.model}@{file.version} has the format {file.format}, and the model server has no package "
-            f"{error.name}: pip install 'falaj[{extra}]'"
-        ) from None
+    with requiring_packages(for_=f"{file.model}@{file.version}, which has the format {file.format},"):
+        module = import_module(f"falaj.serving.runtime.engines.{_engine(file)}")
     opener: Opener = module.open_model
     return opener
 
 
-def _engine(file: ServedFile) -> tuple[str, str]:
-    """Return the module of a file's engine, and the extra that has its framework."""
+def _engine(file: ServedFile) -> str:
+    """Return the module of a file's engine."""
     if file.settings.engine != "openvino":
-        return MODULES[file.format], EXTRAS[file.format]
+        return MODULES[file.format]
     if file.format is not FileFormat.ONNX:
         raise InvalidInput(
             f"{file.model}@{file.version} has the format {file.format}, and OpenVINO runs ONNX models here; "
             "falaj endpoints configure NAME --engine auto"
         )
-    return "openvino", "openvino"
+    return "openvino"

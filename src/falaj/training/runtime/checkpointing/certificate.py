@@ -19,7 +19,7 @@ from typing import Any
 from falaj.training.runtime.agent.agents import read_metrics
 from falaj.training.runtime.agent.job import job
 from falaj.training.runtime.agent.run_files import replace_file
-from falaj.training.runtime.checkpointing.position import ADDRESSING, SHUFFLED, Facts
+from falaj.training.runtime.checkpointing.position import ADDRESSING, Facts
 from falaj.training.runtime.checkpointing.resume_history import ResumeHistory, ResumeRecord
 from falaj.training.runtime.checkpointing.sample_ledger import expected_head
 from falaj.training.runtime.data.batches import BatchPlan
@@ -140,8 +140,7 @@ def output_folder(run: object) -> Path | None:
 
 def ledger_head(facts: Facts, steps: int) -> str:
     """Return the head of the ledger after `steps` steps by the facts."""
-    given = {**SHUFFLED, **facts}
-    plan = BatchPlan(**{name: given[name] for name in (*ADDRESSING, *SHUFFLED)})  # type: ignore[arg-type]
+    plan = BatchPlan(**{name: facts[name] for name in ADDRESSING})  # type: ignore[arg-type]
     return expected_head(plan, steps)
 
 

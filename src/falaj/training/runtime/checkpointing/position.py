@@ -12,10 +12,8 @@ from falaj.training.runtime.step.step import Step
 Facts = Mapping[str, int | str | bool]
 
 ANOTHER_RUN = 'another run="…" to start again'
-ADDRESSING = ("seed", "batch_size", "samples", "drop_last")
-"""Facts that define the samples of a step; a run cannot resume with others. `shuffle` is one, too."""
-SHUFFLED: Facts = {"shuffle": True}
-"""What older checkpoints and certificates do not say."""
+ADDRESSING = ("seed", "batch_size", "samples", "drop_last", "shuffle")
+"""Facts that define the samples of a step; a run cannot resume with others."""
 
 
 @dataclass(frozen=True)
@@ -82,12 +80,11 @@ def with_last_fix(faults: Sequence[TrainingFault], fix: str) -> list[TrainingFau
 
 def compare_facts(then: Facts, now: Facts) -> list[str]:
     """Return descriptions of changed facts; raise CheckpointMismatch if the batches would change."""
-    then = {**SHUFFLED, **then}
     changed = [name for name in now if then.get(name) != now[name]]
     faults = [
         TrainingFault(name, now[name], str(then.get(name)), fix_of(name, then.get(name)))
         for name in changed
-        if name in (*ADDRESSING, *SHUFFLED)
+        if name in ADDRESSING
     ]
     if faults:
         raise CheckpointMismatch(

@@ -110,7 +110,7 @@ def training_set_view(records: TrainingSetRecords, *, times: Times) -> TrainingS
                 names.get(pin.view) or pin.view,
                 f"version {pin.version}",
                 f"table version {pin.table_version}",
-                "not recorded" if pin.known_at is None else pin.known_at.value.replace("_", " "),
+                pin.known_at.value.replace("_", " "),
             )
             for pin in found.views
         ),

@@ -1,0 +1,1 @@
+"""Quantiles of streams in constant memory. Depends on numpy alone, so that services and drivers can use it."""
